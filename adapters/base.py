@@ -1,0 +1,156 @@
+"""The contract between Goodgate and an engine.
+
+An adapter is one file, `adapters/<engine>.py`, holding one `EngineAdapter` subclass called `Adapter`. One instance speaks to one
+running engine. What it is asked for, an OpenAI-shaped request, it turns into the engine's words; what the engine answers it
+turns into `Chunk`s. Everything that differs between engines lives there, and nowhere else.
+
+    adapter = Adapter(options)            # options: the engine's own keys from the config file
+    await adapter.start()
+    async for chunk in adapter.generate(request, request_id="..."):
+        ...                               # closing the iterator cancels: the engine's work stops
+    await adapter.close()
+
+Rules an adapter keeps, checked for every one of them by tests/contract:
+- `generate` raises before the first chunk, or yields chunks in the order that `Chunk` documents.
+- A stream that ends without a finish reason raises `StreamInterrupted`; it never looks like success.
+- A field outside `capabilities.parameters` is refused by `check_parameters`, never ignored.
+- Closing the iterator, or cancelling the task that reads it, closes the engine's side at once.
+- It raises only errors of `adapters.errors`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from typing import ClassVar, Generic, TypeVar
+
+from msgspec import Struct
+
+from adapters.errors import UnsupportedParameter
+from adapters.types import INFORMATIONAL, ChatRequest, Chunk, GenerateRequest, set_fields
+
+
+class Capabilities(Struct, frozen=True, kw_only=True):
+    """What an engine can do. `parameters` holds the request fields it honours (prompt and messages aside)."""
+
+    chat: bool = True
+    completions: bool = True
+    token_prompts: bool = False  # takes lists of token ids as a prompt
+    parameters: frozenset[str] = frozenset()
+
+
+class Health(Struct, frozen=True):
+    """Can the engine serve now? `reason` is one sentence when it cannot."""
+
+    ready: bool
+    reason: str = ""
+
+
+class Load(Struct, frozen=True):
+    """What the engine says of its own load; None where it does not tell. `kv_usage` and `prefix_hit_rate` run from 0 to 1."""
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    prefix_hit_rate: float | None = None
+
+
+class ModelInfo(Struct, frozen=True):
+    """One model as an engine lists it."""
+
+    id: str
+    max_model_len: int | None = None
+
+
+class EngineOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """An engine's own keys in a replica's `options:`. Each engine extends it."""
+
+
+O = TypeVar("O", bound=EngineOptions)  # noqa: E741 - the conventional one-letter name for a type variable
+
+
+class EngineAdapter(ABC, Generic[O]):
+    """One running engine. Subclasses set the three class attributes and implement the five verbs."""
+
+    engine: ClassVar[str]
+    Options: ClassVar[type[EngineOptions]]
+    capabilities: Capabilities
+
+    def __init__(self, options: O) -> None:
+        self.options = options
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Connect or load. Raises `EngineUnavailable` with what to do when it cannot."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give everything back. Safe to call twice, and after a failed start."""
+
+    @abstractmethod
+    async def health(self) -> Health:
+        """Never raises: an engine that cannot be asked is not ready. Generates nothing."""
+
+    @abstractmethod
+    async def models(self) -> list[ModelInfo]: ...
+
+    async def load(self) -> Load:
+        return Load()
+
+    @abstractmethod
+    def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
+        """An async generator of chunks for one prompt and its `n` choices. `request_id` is unique for each call."""
+
+    def check_parameters(self, request: GenerateRequest) -> None:
+        """Refuse what this engine cannot honour, naming the field and the engine."""
+        prompt_field = "messages" if isinstance(request, ChatRequest) else "prompt"
+        if not (self.capabilities.chat if isinstance(request, ChatRequest) else self.capabilities.completions):
+            raise UnsupportedParameter(prompt_field, self.engine)
+        if (
+            not isinstance(request, ChatRequest)
+            and isinstance(request.prompt, list)
+            and not self.capabilities.token_prompts
+        ):
+            raise UnsupportedParameter("prompt", self.engine)
+        refused = set_fields(request) - self.capabilities.parameters - INFORMATIONAL - {prompt_field}
+        for field in sorted(refused):
+            if not is_default(field, getattr(request, field)):
+                raise UnsupportedParameter(field, self.engine)
+
+
+# Values that ask for nothing: clients send them out of habit, and every engine honours them by doing what it does anyway.
+_DEFAULTS: dict[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "logprobs": (False,),
+    "echo": (False,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "top_k": (0, -1),
+    "top_p": (1,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "logit_bias": ({},),
+    "suffix": ("",),
+    "stop": ([],),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "parallel_tool_calls": (True, False),
+}
+
+
+def is_default(field: str, value: object) -> bool:
+    """True where `value` asks for what happens anyway. `logprobs: 0` of a completion does ask for something: 0 is not False here."""
+    return any(
+        (type(value) is type(default) and value == default) or _same_number(value, default)
+        for default in _DEFAULTS.get(field, ())
+    )
+
+
+def _same_number(value: object, default: object) -> bool:
+    numbers = (int, float)
+    both = isinstance(value, numbers) and isinstance(default, numbers)
+    return both and not isinstance(value, bool) and not isinstance(default, bool) and value == default

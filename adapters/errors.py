@@ -1,0 +1,118 @@
+"""Every way a request can fail, as one tree. Each leaf knows its HTTP status and whether another try is safe.
+
+    GoodgateError
+    |-- RequestError                    the caller's fault; never retried, never counts against a replica
+    |   |-- InvalidRequest              400  malformed or out-of-range field
+    |   |-- UnsupportedParameter        400  the engine cannot honour this field
+    |   |-- ContextLengthExceeded       400  prompt + max_tokens do not fit the model
+    |   |-- Unauthorized                401
+    |   |-- ModelNotFound               404
+    |   |-- BodyTooLarge                413
+    |   `-- RequestTimeout              408  the caller took too long to send its body
+    |-- Overloaded                      503  no capacity now; carries Retry-After; retry elsewhere is safe
+    `-- EngineError                     the engine's fault
+        |-- EngineUnavailable           503  nothing was started: refused, unreachable, still loading; retry is safe
+        |-- EngineTimeout               504  a deadline passed (connect, first token, between tokens)
+        |-- EngineProtocolError         502  the engine answered something we cannot read
+        |-- EngineFailed                502  the engine reported a failure of its own
+        `-- StreamInterrupted           502  the stream broke after it had begun
+
+A retry is only ever made before the first byte has reached the client; `retryable` says whether the failed attempt may be
+repeated then. A client that goes away is control flow (`asyncio.CancelledError`), not an error, and has no leaf here.
+"""
+
+from __future__ import annotations
+
+
+class GoodgateError(Exception):
+    """Base of the tree. `message` is one sentence for a person and never holds prompts or keys."""
+
+    status = 500
+    type = "internal_error"
+    code: str | None = None
+    retryable = False
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class RequestError(GoodgateError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class InvalidRequest(RequestError):
+    code = "invalid_value"
+
+
+class UnsupportedParameter(RequestError):
+    code = "unsupported_parameter"
+
+    def __init__(self, field: str, engine: str) -> None:
+        super().__init__(f"The engine {engine!r} cannot honour the parameter {field!r}.", param=field)
+
+
+class ContextLengthExceeded(RequestError):
+    code = "context_length_exceeded"
+
+
+class Unauthorized(RequestError):
+    status = 401
+    code = "invalid_api_key"
+
+
+class ModelNotFound(RequestError):
+    status = 404
+    code = "model_not_found"
+
+
+class BodyTooLarge(RequestError):
+    status = 413
+    code = "body_too_large"
+
+
+class RequestTimeout(RequestError):
+    status = 408
+    code = "request_timeout"
+
+
+class Overloaded(GoodgateError):
+    status = 503
+    type = "overloaded_error"
+    code = "overloaded"
+    retryable = True
+
+
+class EngineError(GoodgateError):
+    status = 502
+    type = "engine_error"
+
+
+class EngineUnavailable(EngineError):
+    status = 503
+    code = "engine_unavailable"
+    retryable = True
+
+
+class EngineTimeout(EngineError):
+    status = 504
+    code = "engine_timeout"
+    retryable = True
+
+
+class EngineProtocolError(EngineError):
+    code = "engine_protocol_error"
+    retryable = True
+
+
+class EngineFailed(EngineError):
+    code = "engine_failed"
+    retryable = True
+
+
+class StreamInterrupted(EngineError):
+    code = "stream_interrupted"
+    retryable = True

@@ -1,0 +1,220 @@
+"""The one vocabulary on both sides of the adapter seam: OpenAI-shaped requests in, `Chunk`s out.
+
+A request holds exactly one prompt (the gateway fans out lists of prompts) and asks for `n` choices of it. A field that was
+not sent is `UNSET`, never None, so that an adapter can tell "not asked" from "asked for nothing" and forwards only what came in.
+
+>>> request = decode_chat(b'{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}')
+>>> set_fields(request)
+frozenset({'max_tokens', 'messages', 'model'})
+
+Source of the shapes: the OpenAI API reference (chat, completions) and, for the sampling fields beyond it, vLLM's protocol.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from adapters.errors import InvalidRequest
+
+Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
+
+Probability: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
+Text: TypeAlias = Annotated[str, Meta(max_length=16 << 20)]
+
+
+class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    text: Text
+
+
+class Message(Struct, kw_only=True):
+    """One turn. `content` is a string, a list of text parts, or absent beside `tool_calls`."""
+
+    role: Role
+    content: Text | list[TextPart] | None = None
+    name: str | UnsetType = UNSET
+    tool_calls: list[dict[str, Any]] | UnsetType | None = UNSET
+    tool_call_id: str | UnsetType = UNSET
+
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    include_usage: bool = False
+
+
+class GenerationFields(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What chat and completions have in common. Ranges are those of the OpenAI and vLLM references."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    max_tokens: Positive | UnsetType | None = UNSET
+    min_tokens: Count | UnsetType = UNSET
+    temperature: Annotated[float, Meta(ge=0, le=2)] | UnsetType | None = UNSET
+    top_p: Annotated[float, Meta(gt=0, le=1)] | UnsetType | None = UNSET
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | UnsetType = UNSET
+    min_p: Probability | UnsetType = UNSET
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | UnsetType | None = UNSET
+    n: Annotated[int, Meta(ge=1, le=8)] | UnsetType | None = UNSET
+    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | UnsetType | None = UNSET
+    presence_penalty: Penalty | UnsetType | None = UNSET
+    frequency_penalty: Penalty | UnsetType | None = UNSET
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | UnsetType = UNSET
+    ignore_eos: bool | UnsetType = UNSET
+    logit_bias: dict[str, float] | UnsetType | None = UNSET
+    stream: bool | UnsetType | None = UNSET
+    stream_options: StreamOptions | UnsetType | None = UNSET
+    user: str | UnsetType | None = UNSET
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1 if isinstance(self.n, int) else 1
+
+    @property
+    def is_stream(self) -> bool:
+        return self.stream is True
+
+    @property
+    def wants_usage(self) -> bool:
+        return isinstance(self.stream_options, StreamOptions) and self.stream_options.include_usage
+
+    @property
+    def stop_strings(self) -> list[str]:
+        if isinstance(self.stop, str):
+            return [self.stop]
+        return list(self.stop) if isinstance(self.stop, list) else []
+
+
+class ChatRequest(GenerationFields, kw_only=True):
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)]
+    max_completion_tokens: Positive | UnsetType | None = UNSET
+    logprobs: bool | UnsetType | None = UNSET
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | UnsetType | None = UNSET
+    tools: list[dict[str, Any]] | UnsetType = UNSET
+    tool_choice: str | dict[str, Any] | UnsetType = UNSET
+    parallel_tool_calls: bool | UnsetType = UNSET
+    response_format: dict[str, Any] | UnsetType = UNSET
+    reasoning_effort: str | UnsetType | None = UNSET
+    metadata: dict[str, str] | UnsetType | None = UNSET
+    store: bool | UnsetType | None = UNSET
+    service_tier: str | UnsetType | None = UNSET
+    prompt_cache_key: str | UnsetType | None = UNSET
+    safety_identifier: str | UnsetType | None = UNSET
+    verbosity: str | UnsetType | None = UNSET
+
+    @property
+    def token_limit(self) -> int | None:
+        """The wanted number of output tokens; `max_completion_tokens` beats its old name."""
+        for value in (self.max_completion_tokens, self.max_tokens):
+            if isinstance(value, int):
+                return value
+        return None
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    """`prompt` is one text or one list of token ids here; lists of prompts exist only at the gateway's door."""
+
+    prompt: Text | list[Count]
+    echo: bool | UnsetType | None = UNSET
+    suffix: str | UnsetType | None = UNSET
+    best_of: Annotated[int, Meta(ge=1, le=8)] | UnsetType | None = UNSET
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | UnsetType | None = UNSET
+
+    @property
+    def token_limit(self) -> int | None:
+        """The wanted number of output tokens; OpenAI's default for completions is 16."""
+        return self.max_tokens if isinstance(self.max_tokens, int) else 16
+
+
+GenerateRequest: TypeAlias = ChatRequest | CompletionRequest
+
+# Fields that never change the text. They are accepted for every engine, because clients send them out of habit.
+INFORMATIONAL = frozenset(
+    [
+        "model",
+        "stream",
+        "stream_options",
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "prompt_cache_key",
+        "safety_identifier",
+        "verbosity",
+    ]
+)
+
+
+class Usage(Struct, frozen=True):
+    """Tokens of one request, all choices together. `cached_tokens` is the part of the prompt served from a prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+
+
+class Chunk(Struct, frozen=True, kw_only=True):
+    """One event of a generation: a piece of one choice, or (with `usage`) the closing account of the request.
+
+    The order an adapter keeps: any number of pieces per choice; exactly one piece per choice has a `finish_reason`, and it is
+    that choice's last; one final chunk carries `usage` and nothing else. Choices may interleave.
+    """
+
+    index: int = 0
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: Raw | None = None  # OpenAI's list of tool-call deltas, as JSON
+    logprobs: Raw | None = None  # the shape of the route that was called, as JSON
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+
+
+def set_fields(request: GenerateRequest) -> frozenset[str]:
+    """Names of the fields that the caller sent with a value. An explicit null counts as not sent, as OpenAI treats it."""
+    return frozenset(
+        field
+        for field in request.__struct_fields__
+        if getattr(request, field) is not UNSET and getattr(request, field) is not None
+    )
+
+
+_decoders: dict[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (ChatRequest, CompletionRequest)
+}
+
+
+def decode_chat(body: bytes) -> ChatRequest:
+    """Decode and validate a chat body; `InvalidRequest` names the field at fault."""
+    request: ChatRequest = _decode(ChatRequest, body)
+    return request
+
+
+def decode_completion(body: bytes) -> CompletionRequest:
+    """Decode and validate a completion body that holds one prompt; `InvalidRequest` names the field at fault."""
+    request: CompletionRequest = _decode(CompletionRequest, body)
+    return request
+
+
+def _decode(kind: type, body: bytes) -> Any:
+    try:
+        return _decoders[kind].decode(body)
+    except msgspec.ValidationError as error:  # "Expected `int`, got `str` - at `$.max_tokens`"
+        reason, _, path = str(error).partition(" - at `$")
+        field = path.strip("`.").split(".")[0].split("[")[0] or None
+        if reason.startswith("Object contains unknown field `"):
+            field = reason.split("`")[1]
+            raise InvalidRequest(f"Unknown parameter {field!r}.", param=field) from error
+        raise InvalidRequest(
+            f"{reason}{f' in {path.strip(chr(96) + chr(46))}' if path else ''}.", param=field
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
