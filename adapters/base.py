@@ -1,8 +1,8 @@
 """The contract between Goodgate and an engine.
 
-An adapter is one file, `adapters/<engine>.py`, holding one `EngineAdapter` subclass called `Adapter`. One instance speaks to one
-running engine. What it is asked for, an OpenAI-shaped request, it turns into the engine's words; what the engine answers it
-turns into `Chunk`s. Everything that differs between engines lives there, and nowhere else.
+An adapter is one file, `adapters/<engine>.py`, holding one `EngineAdapter` subclass called `Adapter`. One instance
+speaks to one running engine. What it is asked for, an OpenAI-shaped request, it turns into the engine's words; what the
+engine answers it turns into `Chunk`s. Everything that differs between engines lives there, and nowhere else.
 
     adapter = Adapter(options)            # options: the engine's own keys from the config file
     await adapter.start()
@@ -47,7 +47,7 @@ class Health(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True):
-    """What the engine says of its own load; None where it does not tell. `kv_usage` and `prefix_hit_rate` run from 0 to 1."""
+    """What the engine says of its own load; None where it does not tell. The last two run from 0 to 1."""
 
     running: int | None = None
     waiting: int | None = None
@@ -118,7 +118,7 @@ class EngineAdapter(ABC, Generic[O]):
                 raise UnsupportedParameter(field, self.engine)
 
 
-# Values that ask for nothing: clients send them out of habit, and every engine honours them by doing what it does anyway.
+# Values that ask for nothing: clients send them out of habit, and every engine honours them by doing as it always does.
 _DEFAULTS: dict[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -143,7 +143,10 @@ _DEFAULTS: dict[str, tuple[object, ...]] = {
 
 
 def is_default(field: str, value: object) -> bool:
-    """True where `value` asks for what happens anyway. `logprobs: 0` of a completion does ask for something: 0 is not False here."""
+    """True where `value` asks for what happens anyway.
+
+    `logprobs: 0` of a completion does ask for something, so 0 is not False here.
+    """
     return any(
         (type(value) is type(default) and value == default) or _same_number(value, default)
         for default in _DEFAULTS.get(field, ())

@@ -7,5 +7,5 @@ from pathlib import Path
 
 
 def goodgate_home() -> Path:
-    """The folder of models, engine environments, logs and state: `GOODGATE_HOME`, or `.goodgate` in the working folder."""
+    """The folder of models, engines, logs and state: `GOODGATE_HOME`, or `.goodgate` in the working folder."""
     return Path(os.environ.get("GOODGATE_HOME") or ".goodgate").expanduser().absolute()

@@ -17,8 +17,8 @@
         |-- EngineFailed                502  the engine reported a failure of its own
         `-- StreamInterrupted           502  the stream broke after it had begun
 
-A retry is only ever made before the first byte has reached the client; `retryable` says whether the failed attempt may be
-repeated then. A client that goes away is control flow (`asyncio.CancelledError`), not an error, and has no leaf here.
+A retry is only ever made before the first byte has reached the client; `retryable` says whether the failed attempt may
+be repeated then. A client that goes away is control flow (`asyncio.CancelledError`), not an error: no leaf here.
 """
 
 from __future__ import annotations

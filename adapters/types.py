@@ -1,13 +1,15 @@
 """The one vocabulary on both sides of the adapter seam: OpenAI-shaped requests in, `Chunk`s out.
 
-A request holds exactly one prompt (the gateway fans out lists of prompts) and asks for `n` choices of it. A field that was
-not sent is `UNSET`, never None, so that an adapter can tell "not asked" from "asked for nothing" and forwards only what came in.
+A request holds exactly one prompt (the gateway fans out lists of prompts) and asks for `n` choices of it. A field that
+was not sent is `UNSET`, never None, so that an adapter can tell "not asked" from "asked for nothing" and forwards only
+what came in.
 
 >>> request = decode_chat(b'{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}')
 >>> set_fields(request)
 frozenset({'max_tokens', 'messages', 'model'})
 
-Source of the shapes: the OpenAI API reference (chat, completions) and, for the sampling fields beyond it, vLLM's protocol.
+Source of the shapes: the OpenAI API reference (chat, completions) and, for the sampling fields beyond it, vLLM's
+protocol.
 """
 
 from __future__ import annotations
@@ -155,7 +157,7 @@ INFORMATIONAL = frozenset(
 
 
 class Usage(Struct, frozen=True):
-    """Tokens of one request, all choices together. `cached_tokens` is the part of the prompt served from a prefix cache."""
+    """Tokens of one request, all choices together. `cached_tokens`: prompt tokens served from a prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -165,8 +167,8 @@ class Usage(Struct, frozen=True):
 class Chunk(Struct, frozen=True, kw_only=True):
     """One event of a generation: a piece of one choice, or (with `usage`) the closing account of the request.
 
-    The order an adapter keeps: any number of pieces per choice; exactly one piece per choice has a `finish_reason`, and it is
-    that choice's last; one final chunk carries `usage` and nothing else. Choices may interleave.
+    The order an adapter keeps: any number of pieces per choice; exactly one piece per choice has a `finish_reason`, and
+    it is that choice's last; one final chunk carries `usage` and nothing else. Choices may interleave.
     """
 
     index: int = 0
@@ -179,7 +181,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
 
 
 def set_fields(request: GenerateRequest) -> frozenset[str]:
-    """Names of the fields that the caller sent with a value. An explicit null counts as not sent, as OpenAI treats it."""
+    """Names of the fields sent with a value. An explicit null counts as not sent, as OpenAI treats it."""
     return frozenset(
         field
         for field in request.__struct_fields__
