@@ -1,0 +1,55 @@
+"""The `goodgate` command: composes the sub-commands of the rooms, and imports only the room that was asked for.
+
+An error of ours leaves here as its one sentence on stderr and exit status 1; misuse of the command line is status 2.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import typer
+
+from adapters.errors import GoodgateError
+
+HELP = """One OpenAI-compatible endpoint in front of many inference engines, and an arena that ranks them on goodput.
+
+Example: goodgate models pull && goodgate serve, and elsewhere: goodgate chat 'Why is the sky blue?'
+"""
+
+# The module whose `app` serves a word of the command line. A room with `None` puts its commands at the top level.
+ROOMS: dict[str, str | None] = {
+    "gateway.cli": None,
+    "adapters.cli": "engines",
+    "adapters.models_cli": "models",
+    "arena.cli": "arena",
+}
+TOP_LEVEL = {"serve": "gateway.cli", "chat": "gateway.cli", "doctor": "gateway.cli"}
+
+
+def build(words: list[str]) -> typer.Typer:
+    """The command for this command line: the one room that its first word names, or every room for help and typos."""
+    root = typer.Typer(
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        help=HELP,
+    )
+    groups = {name: module for module, name in ROOMS.items() if name}
+    asked = {**groups, **TOP_LEVEL}.get(words[0] if words else "")
+    for module in [asked] if asked else ROOMS:
+        root.add_typer(importlib.import_module(module).app, name=ROOMS[module])
+    return root
+
+
+def main() -> None:
+    command = build(sys.argv[1:])
+    try:
+        command()
+    except GoodgateError as error:
+        print(error.message, file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

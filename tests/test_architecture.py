@@ -1,0 +1,154 @@
+"""The arrows between the packages, checked on every import statement (also those inside functions) and once at run time.
+
+R1 native_engine imports nothing of ours and no web library; its deciding half imports no torch.
+R2 only adapters/native.py imports native_engine, and only inside a function.
+R3 engine modules in adapters/ never import each other.
+R4 gateway imports no concrete engine, no torch, no litellm.
+R5 arena reaches engines over HTTP; only its load-generator process imports locust or gevent.
+R7 the environment is read in cli, config and __main__ modules only.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("gateway", "adapters", "native_engine", "arena")
+ENGINES = {"native", "vllm", "llama_cpp", "openvino", "fake"}
+WEB = {"aiohttp", "httpx", "requests", "flask", "fastapi", "uvicorn", "starlette"}
+TORCH_FREE = {"config", "sampling_params", "sequence", "step", "blocks", "scheduler", "errors", "engine", "capacity"}
+ARENA_MAY = {"launch", "sse", "model_store", "registry", "config", "errors", "base", "types"}
+
+
+class Import(NamedTuple):
+    file: str  # relative to the repository, as in "gateway/app.py"
+    line: int
+    target: str
+    inside_function: bool
+
+    @property
+    def package(self) -> str:
+        return self.file.split("/")[0]
+
+    @property
+    def module(self) -> str:
+        return Path(self.file).stem
+
+
+def read(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def sources() -> Iterator[Path]:
+    for package in PACKAGES:
+        yield from sorted((ROOT / package).rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[Import]:
+    tree = read(path)
+    deferred = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    file = path.relative_to(ROOT).as_posix()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, (
+                f"{file}:{node.lineno} uses a relative import; the arrows are easier to see absolute"
+            )
+            targets = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for target in targets:
+            yield Import(file, node.lineno, target, id(node) in deferred)
+
+
+def faults_of(each: Import) -> Iterator[str]:
+    top, _, rest = each.target.partition(".")
+    inner = rest.split(".")[0]
+    if each.package == "native_engine":
+        if top in PACKAGES and top != "native_engine":
+            yield "R1: native_engine imports nothing of ours"
+        if top in WEB:
+            yield "R1: native_engine imports no web library"
+        if top == "torch" and each.module in TORCH_FREE and each.file.count("/") == 1:
+            yield "R1: the deciding half of native_engine imports no torch"
+    elif top == "native_engine" and (each.file != "adapters/native.py" or not each.inside_function):
+        yield "R2: only adapters/native.py imports native_engine, inside a function"
+    if each.package == "adapters" and each.module in ENGINES and top == "adapters" and inner in ENGINES - {each.module}:
+        yield "R3: engine modules never import each other"
+    if each.package == "gateway":
+        if top == "adapters" and inner in ENGINES:
+            yield "R4: gateway imports no concrete engine"
+        if top in {"torch", "litellm", "arena"}:
+            yield f"R4: gateway never imports {top}"
+    if each.package == "arena":
+        if top == "adapters" and inner not in ARENA_MAY:
+            yield "R5: arena meets every engine over HTTP"
+        if top == "gateway":
+            yield "R5: arena meets the gateway over HTTP"
+    if top in {"locust", "gevent", "geventhttpclient"} and each.file != "arena/loadgen_process.py":
+        yield "R5: only the load-generator process imports locust or gevent"
+    if top == "adapters" and each.package not in {"adapters", "gateway", "arena"}:
+        yield "nothing below adapters imports it"
+    if top in {"gateway", "arena"} and each.package == "adapters":
+        yield "adapters never import the rooms above them"
+    if top == "tests":
+        yield "nothing imports tests"
+
+
+def test_every_import_follows_the_arrows() -> None:
+    faults = [
+        f"{i.file}:{i.line} imports {i.target} ({why})"
+        for path in sources()
+        for i in imports(path)
+        for why in faults_of(i)
+    ]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    "forbidden",
+    [
+        Import("native_engine/runner.py", 1, "adapters.types", False),
+        Import("native_engine/blocks.py", 1, "torch", False),
+        Import("adapters/native.py", 1, "native_engine.engine", False),
+        Import("adapters/vllm.py", 1, "adapters.llama_cpp", False),
+        Import("gateway/fleet.py", 1, "adapters.vllm", True),
+        Import("arena/bakeoff.py", 1, "locust", True),
+        Import("arena/bakeoff.py", 1, "gateway.app", True),
+        Import("adapters/launch.py", 1, "gateway.config", True),
+    ],
+)
+def test_a_forbidden_arrow_is_seen(forbidden: Import) -> None:
+    assert list(faults_of(forbidden))
+
+
+def test_only_cli_and_config_modules_read_the_environment() -> None:
+    faults = []
+    for path in sources():
+        if path.stem in {"cli", "config", "__main__"} or path.stem.endswith("_cli"):
+            continue
+        for node in ast.walk(read(path)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+                if node.attr in {"environ", "getenv"}:
+                    faults.append(f"{path.relative_to(ROOT)}:{node.lineno} reads the environment (R7)")
+    assert not faults, "\n".join(faults)
+
+
+def test_importing_the_gateway_leaves_the_heavy_libraries_out() -> None:
+    heavy = ("torch", "gevent", "locust", "litellm", "duckdb", "native_engine", "arena")
+    code = f"import sys, gateway.app; print([name for name in {heavy!r} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
