@@ -1,0 +1,54 @@
+# Set-up happens by itself: every target below makes what it needs. Needs Python 3.11+, a C compiler and a package index.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+QUICK ?=
+
+.PHONY: demo test check lint types format serve bakeoff setup clean help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+
+demo: $(VENV)/.installed  ## chat with a real model, then race real engines and print the ranking (about five minutes on a new machine)
+	@$(BIN)/python scripts/demo.py
+
+test: $(VENV)/.installed-dev  ## all tests
+	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+check: lint types test  ## lint + types + tests
+
+lint: $(VENV)/.installed-dev
+	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && echo "lint: clean"
+
+types: $(VENV)/.installed-dev
+	@$(BIN)/mypy
+
+format: $(VENV)/.installed-dev  ## format the code
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+serve: $(VENV)/.installed  ## serve the default model on 127.0.0.1:8080
+	@$(BIN)/goodgate models pull
+	@$(BIN)/goodgate serve
+
+bakeoff: $(VENV)/.installed  ## the full race of every engine installed here; ENGINES=a,b chooses
+	@$(BIN)/goodgate models pull
+	@$(BIN)/goodgate arena run configs/scenarios/chat.yaml $(if $(ENGINES),--engines $(ENGINES))
+
+setup: $(VENV)/.installed-dev  ## only the set-up, for developers
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Goodgate needs Python 3.11 or newer; name one with: make PYTHON=python3.11")'
+	@echo "setting up $(VENV) (torch is about 200 MB)"
+	@$(PYTHON) -m venv $(VENV) || { echo "Python's venv module is missing; on Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
+	@$(PIP) torch
+	@$(PIP) --editable '.[native,arena]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "adding the tools that the tests need"
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+clean:  ## remove the set-up (models and engines under .goodgate stay)
+	rm -rf $(VENV) build *.egg-info
