@@ -1,0 +1,89 @@
+"""Frozen settings of the engine.
+
+`EngineConfig` holds what a person chooses. `SchedulerConfig` is what the deciding half needs to know: some of those
+choices and three facts of the loaded model.
+
+>>> EngineConfig(max_num_seqs=8).for_scheduler(max_model_len=8192, vocab_size=49152, eos_token_ids=[2]).max_num_seqs
+8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from native_engine.errors import InvalidParams
+
+Dtype = Literal["bfloat16", "float32"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """A person's choices. `None` means: let the engine decide (context of the model, all cores)."""
+
+    dtype: Dtype = "bfloat16"
+    block_size: int = 32  # bf16 keys of one block and one 64-wide head fill one 4 KiB page
+    kv_cache_mib: int = 512
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 256
+    enable_prefix_caching: bool = True
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in get_args(Dtype):
+            raise InvalidParams(f"dtype must be one of {', '.join(get_args(Dtype))}, not {self.dtype!r}.")
+        for name in ("block_size", "kv_cache_mib", "max_num_seqs", "max_num_batched_tokens"):
+            _at_least(1, name, getattr(self, name))
+        for name in ("max_model_len", "num_threads"):
+            if getattr(self, name) is not None:
+                _at_least(1, name, getattr(self, name))
+        _every_decode_fits(self.max_num_seqs, self.max_num_batched_tokens)
+
+    def for_scheduler(self, *, max_model_len: int, vocab_size: int, eos_token_ids: Iterable[int]) -> SchedulerConfig:
+        """The scheduler's settings for a model; its context is cut to `self.max_model_len` where that is shorter."""
+        return SchedulerConfig(
+            max_model_len=min(max_model_len, self.max_model_len or max_model_len),
+            vocab_size=vocab_size,
+            eos_token_ids=frozenset(eos_token_ids),
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            enable_prefix_caching=self.enable_prefix_caching,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 256
+    max_chunk_tokens: int | None = None  # share of a step for a prompt that cannot end in it; default: three quarters
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "vocab_size", "max_num_seqs", "max_num_batched_tokens"):
+            _at_least(1, name, getattr(self, name))
+        if self.max_chunk_tokens is not None:
+            _at_least(1, "max_chunk_tokens", self.max_chunk_tokens)
+        _every_decode_fits(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
+    def chunk_cap(self) -> int:
+        return self.max_chunk_tokens or max(1, self.max_num_batched_tokens * 3 // 4)
+
+
+def _at_least(least: int, name: str, value: int) -> None:
+    if value < least:
+        raise InvalidParams(f"{name} must be at least {least}, not {value}.")
+
+
+def _every_decode_fits(max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    """No step may have to leave a decoding sequence out: the scheduler counts on it."""
+    if max_num_batched_tokens < max_num_seqs:
+        raise InvalidParams(
+            f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs ({max_num_seqs}), "
+            "so that every running sequence can decode in every step."
+        )

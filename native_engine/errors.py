@@ -1,0 +1,42 @@
+"""What the engine may raise.
+
+    EngineError
+    |-- PromptTooLong     the prompt fits neither the model's context nor the KV pool; refused at `add`, never later
+    |-- InvalidParams     a field is out of range (also a ValueError); the message names the field and the range
+    |-- EngineStopped     the engine was closed, or its thread died; nothing is generated any more
+    `-- InvariantBroken   the engine's own book-keeping contradicts itself: a bug here, never the caller's fault
+
+`OutOfBlocks` stands apart and never leaves the engine: it is how the block pool says that a request for blocks cannot
+be met now.
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Base of the tree."""
+
+
+class PromptTooLong(EngineError):
+    def __init__(self, num_prompt_tokens: int, max_prompt_tokens: int, because: str) -> None:
+        super().__init__(
+            f"The prompt has {num_prompt_tokens} tokens, but {because} leaves room for at most {max_prompt_tokens}."
+        )
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_prompt_tokens = max_prompt_tokens
+
+
+class InvalidParams(EngineError, ValueError):
+    pass
+
+
+class EngineStopped(EngineError):
+    pass
+
+
+class InvariantBroken(EngineError):
+    pass
+
+
+class OutOfBlocks(Exception):
+    """Fewer blocks are free than were asked for. Nothing was taken."""

@@ -1,0 +1,59 @@
+"""How the tokens of one request are chosen, and when they end. Checked once, here; nobody downstream checks again.
+
+>>> SamplingParams(temperature=0, max_tokens=16).is_greedy
+True
+>>> SamplingParams(top_p=1.5)
+Traceback (most recent call last):
+native_engine.errors.InvalidParams: top_p must be above 0 and at most 1, not 1.5.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from native_engine.errors import InvalidParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    max_tokens: int | None = None  # None: until the context ends
+    min_tokens: int = 0  # before that many, stop tokens (the model's and the request's) are neither sampled nor obeyed
+    temperature: float = 1.0  # 0 = greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 = off
+    min_p: float = 0.0
+    seed: int | None = None  # None: the engine draws one
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()  # honoured where there is text: in the asynchronous face
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _check("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "at least 1")
+        _check("min_tokens", self.min_tokens, self.min_tokens >= 0, "at least 0")
+        _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "finite and at least 0")
+        _check("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
+        _check("top_k", self.top_k, self.top_k >= 0, "at least 0 (0 turns it off)")
+        _check("min_p", self.min_p, 0 <= self.min_p <= 1, "from 0 to 1")
+        _check(
+            "repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < math.inf, "finite and above 0"
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _check(name, value, math.isfinite(value), "finite")
+        _check("stop", self.stop, all(self.stop), "without empty strings")
+        _check("stop_token_ids", self.stop_token_ids, all(i >= 0 for i in self.stop_token_ids), "without negative ids")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParams(f"min_tokens must be at most max_tokens ({self.max_tokens}), not {self.min_tokens}.")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def _check(name: str, value: object, ok: bool, wanted: str) -> None:
+    if not ok:
+        raise InvalidParams(f"{name} must be {wanted}, not {value!r}.")

@@ -1,0 +1,99 @@
+"""One request on its way through the engine: the tokens it knows, the blocks it owns, and how far it has been computed.
+
+There are no prefill and decode phases. A sequence knows `token_ids` (prompt and output so far), and the first
+`num_computed_tokens` of them have keys and values in the cache. A step computes some of the rest; the step that
+computes the last known token samples the next one. A fresh prompt, a chunk of it, a decode, and the replay after a
+preemption are all this one rule.
+
+    WAITING --admit--> RUNNING --commit--> FINISHED_STOP | FINISHED_LENGTH
+       ^                  |
+       '----preempt-------'          abort: from any state that is not finished --> ABORTED
+
+Only the scheduler changes a sequence. Everybody else reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, NamedTuple
+
+from native_engine.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED_STOP = "stop"
+    FINISHED_LENGTH = "length"
+    ABORTED = "abort"
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        if self is Status.FINISHED_STOP:
+            return "stop"
+        if self is Status.FINISHED_LENGTH:
+            return "length"
+        return "abort" if self is Status.ABORTED else None
+
+
+class CacheKey(NamedTuple):
+    """What keeps equal tokens apart in the prefix cache, besides the tokens before them: a tenant's salt, for one.
+
+    The kind is part of the key, so that a salt never equals an adapter that happens to have the same name.
+    """
+
+    kind: str
+    value: str
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """`arrival` is the place in the line and is kept for life; `seed` is resolved, 0 <= seed < 2**64."""
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int
+    arrival: int
+    cache_keys: tuple[CacheKey, ...] = ()
+    status: Status = Status.WAITING
+    token_ids: list[int] = field(init=False)
+    block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of `token_ids`, as far as computed
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0  # found in the prefix cache at the first admission
+    num_preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.prompt_ids)
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[len(self.prompt_ids) :]
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status.is_finished

@@ -1,0 +1,40 @@
+"""What one step of the engine computes: pure data, made by the scheduler, read by the runner.
+
+A plan is a list of chunks, one per sequence. A chunk is a run of known tokens whose keys and values are to be computed
+and written through the sequence's block table: position `p` lives in block `block_table[p // block_size]` at offset
+`p % block_size`. Attention of a chunk reads every position from 0 to the chunk's end. The runner answers with one entry
+per chunk: the sampled token where `samples` is set, None elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from native_engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class ScheduledChunk:
+    sequence: Sequence
+    start: int
+    length: int
+    samples: bool  # the chunk ends at the last known token, so its last row predicts the next one
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.sequence.token_ids[self.start : self.end]
+
+
+@dataclass(slots=True)
+class StepPlan:
+    step_id: int
+    chunks: list[ScheduledChunk]
+    preempted: list[Sequence]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
