@@ -38,5 +38,11 @@ class InvariantBroken(EngineError):
     pass
 
 
+def require(holds: bool, message: str) -> None:
+    """An `assert` that stays when Python runs optimised."""
+    if not holds:
+        raise InvariantBroken(message)
+
+
 class OutOfBlocks(Exception):
     """Fewer blocks are free than were asked for. Nothing was taken."""

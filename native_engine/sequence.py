@@ -55,18 +55,18 @@ class CacheKey(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """`arrival` is the place in the line and is kept for life; `seed` is resolved, 0 <= seed < 2**64."""
+    """`seed` is resolved, 0 <= seed < 2**64. `arrival` is the place in the line, which the scheduler gives for life."""
 
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
     seed: int
-    arrival: int
     cache_keys: tuple[CacheKey, ...] = ()
+    arrival: int = 0
     status: Status = Status.WAITING
     token_ids: list[int] = field(init=False)
     block_table: list[int] = field(default_factory=list)
-    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of `token_ids`, as far as computed
+    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of `token_ids`, filled lazily
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # found in the prefix cache at the first admission
     num_preemptions: int = 0

@@ -1,0 +1,163 @@
+"""The engine: token ids in, token ids out, one step at a time.
+
+    engine = Engine(config, BlockPool(num_blocks, block_size), runner)
+    engine.add("a", prompt_ids, SamplingParams(max_tokens=16))
+    while engine.has_work:
+        for output in engine.step():
+            print(output.request_id, output.token_ids, output.finish_reason)
+
+`step()` is the whole program: plan -> run -> commit. What is decided lives in scheduler.py and blocks.py, what is
+computed behind `Runner`. One thread owns an engine and makes all calls; nothing here locks.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Protocol
+
+from native_engine.blocks import BlockPool
+from native_engine.config import SchedulerConfig
+from native_engine.errors import InvalidParams
+from native_engine.sampling_params import SamplingParams
+from native_engine.scheduler import Scheduler
+from native_engine.sequence import CacheKey, FinishReason, Sequence, Status
+from native_engine.step import ScheduledChunk, StepPlan
+
+
+class Runner(Protocol):
+    def run(self, plan: StepPlan) -> list[int | None]:
+        """Compute the plan's chunks; one entry per chunk, a token id exactly where the chunk samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step added to a request. The token that stopped it, end-of-text included, is among `token_ids`."""
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """A moment's load, and counts since the start. Prefix queries and hits are in tokens."""
+
+    num_running: int
+    num_waiting: int
+    kv_blocks_total: int
+    kv_blocks_used: int
+    prefix_queries: int
+    prefix_hits: int
+    prefix_hits_after_preemption: int
+    num_preemptions: int
+    num_steps: int
+    last_step_s: float
+
+
+class Engine:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pool: BlockPool,
+        runner: Runner,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._scheduler = Scheduler(config, pool)
+        self._runner = runner
+        self._clock = clock
+        self._last_step_s = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    @property
+    def max_len(self) -> int:
+        """The most tokens, prompt and output together, that a request can have."""
+        return self._scheduler.max_len
+
+    def add(
+        self, request_id: str, prompt_ids: SequenceOf[int], params: SamplingParams, *, cache_salt: str | None = None
+    ) -> None:
+        """Queue a request, or raise `PromptTooLong` or `InvalidParams`. Cached prefixes are shared within one salt."""
+        self._check_token_ids("prompt_ids", prompt_ids)
+        self._check_token_ids("stop_token_ids", params.stop_token_ids)
+        if not prompt_ids:
+            raise InvalidParams("prompt_ids must hold at least one token.")
+        self._scheduler.add(
+            Sequence(
+                request_id,
+                list(prompt_ids),
+                params,
+                seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
+                cache_keys=() if cache_salt is None else (CacheKey("salt", cache_salt),),
+            )
+        )
+
+    def abort(self, request_id: str) -> bool:
+        """Stop a request; nothing more comes of it. False: it had ended already, or never was."""
+        return self._scheduler.abort(request_id) is not None
+
+    def step(self) -> list[StepOutput]:
+        """Compute one step. When the runner fails, the step is taken back before its error goes on to the caller."""
+        plan = self._scheduler.plan()
+        if plan is None:
+            return []
+        started = self._clock()
+        try:
+            sampled = self._runner.run(plan)
+        except BaseException:
+            self._scheduler.rollback(plan)
+            raise
+        self._scheduler.commit(plan, sampled)
+        self._last_step_s = self._clock() - started
+        return [
+            _output(chunk, token_id)
+            for chunk, token_id in zip(plan.chunks, sampled, strict=True)
+            if token_id is not None and chunk.sequence.status is not Status.ABORTED
+        ]
+
+    def check(self) -> None:
+        """Raise `InvariantBroken` unless blocks, tables and queues agree. Cheap enough for every step of a test."""
+        self._scheduler.check()
+
+    def stats(self) -> Stats:
+        counters = self._scheduler.counters
+        return Stats(
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            kv_blocks_total=self._pool.num_blocks,
+            kv_blocks_used=self._pool.num_used,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            prefix_hits_after_preemption=counters.prefix_hits_after_preemption,
+            num_preemptions=counters.preemptions,
+            num_steps=counters.steps,
+            last_step_s=self._last_step_s,
+        )
+
+    def _check_token_ids(self, field: str, token_ids: SequenceOf[int]) -> None:
+        """An id outside the vocabulary would fail deep in a step that other requests share."""
+        for token_id in token_ids:
+            if not (isinstance(token_id, int) and 0 <= token_id < self._config.vocab_size):
+                raise InvalidParams(f"{field} must hold ids from 0 to {self._config.vocab_size - 1}, not {token_id!r}.")
+
+
+def _output(chunk: ScheduledChunk, token_id: int) -> StepOutput:
+    sequence = chunk.sequence
+    return StepOutput(
+        sequence.request_id,
+        [token_id],
+        sequence.status.finish_reason,
+        sequence.num_prompt_tokens,
+        sequence.num_cached_tokens,
+    )

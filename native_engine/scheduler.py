@@ -1,0 +1,297 @@
+"""Decides what the next step computes. Takes sequences and a block pool; touches no tensors, no clock, no threads.
+
+    plan = scheduler.plan()                      # None: no work
+    sampled = runner.run(plan)                   # one token id, or None, per chunk
+    finished = scheduler.commit(plan, sampled)   # or scheduler.rollback(plan), when the run failed
+
+One rule: each sequence has `num_computed_tokens` and wants to reach the tokens it knows; a step spends a budget of
+`max_num_batched_tokens` on the differences. A plan is made in this order:
+
+1. Memory. Oldest first, every running sequence gets the blocks for the tokens it knows. When the pool is empty, the
+   youngest is preempted: it gives back its blocks, keeps its tokens, and waits at the head of the line to be computed
+   again.
+2. Tokens. Sequences that need one token (decodes) come first, so that a long prompt never makes them wait; then
+   prompts, oldest first. A prompt that cannot end in this step leaves a share of it to those behind.
+3. Admission, if nobody was preempted: strictly in order of arrival, while all known tokens of the head fit, with one
+   block left over for every running sequence, so that an admission is not undone by the next decode.
+4. What is left of the budget goes to the prompts that were capped, oldest first.
+
+Memory is settled before tokens are spent, so nothing that is planned is ever taken back. Blocks for all known tokens
+are taken at admission, so only decodes grow, and no prompt is preempted to make room for another prompt. The line is
+strict, so `running` and `waiting` together are always sorted by arrival, and nobody is overtaken.
+
+Nothing is counted as computed before `commit`. A step that fails can be rolled back, and planned again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from native_engine.blocks import BlockPool, extend_chain
+from native_engine.config import SchedulerConfig
+from native_engine.errors import InvalidParams, PromptTooLong, require
+from native_engine.sequence import Sequence, Status
+from native_engine.step import ScheduledChunk, StepPlan
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the start. Queries and hits of the prefix cache are in tokens."""
+
+    steps: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prefix_hits_after_preemption: int = 0  # a sequence that meets its own blocks again; no sign of a useful cache
+
+
+class Scheduler:
+    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+        self.config = config
+        self.pool = pool
+        self.counters = Counters()
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._by_id: dict[str, Sequence] = {}
+        self._num_arrived = 0
+        self._in_flight: StepPlan | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    @property
+    def max_len(self) -> int:
+        """The most tokens, prompt and output, that a sequence can have: the model's context, or all of the pool."""
+        return min(self.config.max_model_len, self.pool.num_blocks * self.pool.block_size)
+
+    # ---- coming and going
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a new sequence at the end of the line. What could never be computed is refused here, not later."""
+        if sequence.request_id in self._by_id:
+            raise InvalidParams(f"request_id must be unique, but {sequence.request_id!r} is in the engine already.")
+        if sequence.num_tokens >= self.max_len:
+            in_context = self.max_len == self.config.max_model_len
+            limit = f"the context of {self.max_len}" if in_context else f"the KV cache of {self.max_len}"
+            raise PromptTooLong(sequence.num_tokens, self.max_len - 1, limit)
+        sequence.arrival = self._num_arrived
+        self._num_arrived += 1
+        self._by_id[sequence.request_id] = sequence
+        self.waiting.append(sequence)
+
+    def abort(self, request_id: str) -> Sequence | None:
+        """Drop a sequence, wherever it is. None: it is not here (any more).
+
+        The step in flight may be reading and writing its blocks; then they are given back when the step has ended.
+        """
+        sequence = self._by_id.pop(request_id, None)
+        if sequence is None:
+            return None
+        if sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
+        sequence.status = Status.ABORTED
+        if sequence in self.running and not self._is_in_flight(sequence):
+            self._leave(sequence)
+        return sequence
+
+    # ---- plan
+
+    def plan(self) -> StepPlan | None:
+        require(self._in_flight is None, "A step is in flight; commit it or roll it back before the next plan.")
+        preempted = self._grow_running()
+        chunks = self._spend_budget(may_admit=not preempted)
+        require(bool(chunks) == self.has_work, "There is work, but no step could be planned for it.")
+        if not chunks:
+            return None
+        self.counters.steps += 1
+        self._in_flight = StepPlan(step_id=self.counters.steps, chunks=chunks, preempted=preempted)
+        return self._in_flight
+
+    def _grow_running(self) -> list[Sequence]:
+        """Give every running sequence the blocks for the tokens it knows; returns those that had to make room."""
+        preempted: list[Sequence] = []
+        for sequence in tuple(self.running):
+            needed = self.pool.blocks_for(sequence.num_tokens) - len(sequence.block_table)
+            while needed > self.pool.num_free and sequence.status is Status.RUNNING:
+                preempted.append(self._preempt_youngest())
+            if sequence.status is Status.RUNNING:
+                sequence.block_table += self.pool.allocate(needed)
+        return preempted
+
+    def _preempt_youngest(self) -> Sequence:
+        """Frees one block at least: nobody older shares its last block, and nobody younger is running."""
+        sequence = self.running.pop()
+        self._give_back_blocks(sequence)
+        sequence.status = Status.WAITING
+        sequence.num_preemptions += 1
+        self.counters.preemptions += 1
+        self.waiting.appendleft(sequence)
+        return sequence
+
+    def _spend_budget(self, *, may_admit: bool) -> list[ScheduledChunk]:
+        budget = self.config.max_num_batched_tokens
+        chunks: list[ScheduledChunk] = []
+        decodes_first = sorted(self.running, key=lambda sequence: sequence.num_uncomputed_tokens > 1)
+        for sequence in decodes_first:
+            if budget:
+                chunks.append(self._chunk(sequence, budget))
+                budget -= chunks[-1].length
+        while budget and may_admit and self._admit_head():
+            chunks.append(self._chunk(self.running[-1], budget))
+            budget -= chunks[-1].length
+        for chunk in chunks:
+            extra = min(budget, chunk.sequence.num_tokens - chunk.end)
+            chunk.length += extra
+            budget -= extra
+        for chunk in chunks:
+            chunk.samples = chunk.end == chunk.sequence.num_tokens
+        return chunks
+
+    def _chunk(self, sequence: Sequence, budget: int) -> ScheduledChunk:
+        """All that is left to compute where it fits; else a share, so that one long prompt does not fill every step."""
+        length = sequence.num_uncomputed_tokens
+        if length > budget:
+            length = min(budget, self.config.chunk_cap)
+        return ScheduledChunk(sequence, start=sequence.num_computed_tokens, length=length, samples=False)
+
+    def _admit_head(self) -> bool:
+        """Let the first in line in, with what the prefix cache has of it *now* and blocks for the rest; or leave it."""
+        if not self.waiting or len(self.running) >= self.config.max_num_seqs:
+            return False
+        sequence = self.waiting[0]
+        hits = self._match_prefix(sequence)
+        fresh = self.pool.blocks_for(sequence.num_tokens) - len(hits)
+        room_to_grow = len(self.running)
+        if fresh + room_to_grow > self.pool.num_free_beside(hits):
+            return False
+        sequence.block_table = self.pool.allocate(fresh, cached=hits)
+        sequence.num_computed_tokens = len(hits) * self.pool.block_size
+        sequence.status = Status.RUNNING
+        self.running.append(self.waiting.popleft())
+        self._count_hits(sequence)
+        return True
+
+    def _match_prefix(self, sequence: Sequence) -> list[int]:
+        """Never the last token: its row of logits is what the step is for. So a block is written by one owner only."""
+        if not self.config.enable_prefix_caching:
+            return []
+        self._extend_hashes(sequence)
+        num_usable_blocks = (sequence.num_tokens - 1) // self.pool.block_size
+        return self.pool.match_prefix(sequence.block_hashes[:num_usable_blocks], sequence.token_ids)
+
+    def _count_hits(self, sequence: Sequence) -> None:
+        if sequence.num_preemptions:
+            self.counters.prefix_hits_after_preemption += sequence.num_computed_tokens
+        elif self.config.enable_prefix_caching:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+            self.counters.prefix_queries += sequence.num_tokens
+            self.counters.prefix_hits += sequence.num_computed_tokens
+
+    # ---- commit
+
+    def commit(self, plan: StepPlan, sampled: SequenceOf[int | None]) -> list[Sequence]:
+        """Take over the results of a step. Returns the sequences that it finished; `abort` has returned the aborted."""
+        self._check_answers(plan, sampled)
+        self._in_flight = None
+        finished: list[Sequence] = []
+        for chunk, token_id in zip(plan.chunks, sampled, strict=True):
+            sequence = chunk.sequence
+            if sequence.status is Status.ABORTED:
+                self._leave(sequence)
+                continue
+            self._advance(chunk)
+            if token_id is not None:
+                self._append(sequence, token_id)
+            if sequence.is_finished:
+                self._leave(sequence)
+                finished.append(sequence)
+        return finished
+
+    def rollback(self, plan: StepPlan) -> None:
+        """The step was not run, or not to its end: count nothing of it as computed. The next plan holds it again."""
+        self._check_in_flight(plan)
+        self._in_flight = None
+        for chunk in plan.chunks:
+            if chunk.sequence.status is Status.ABORTED:
+                self._leave(chunk.sequence)
+
+    def _advance(self, chunk: ScheduledChunk) -> None:
+        """The chunk is in the cache now: publish the blocks that it filled."""
+        sequence, block_size = chunk.sequence, self.pool.block_size
+        sequence.num_computed_tokens = chunk.end
+        if self.config.enable_prefix_caching:
+            self._extend_hashes(sequence)
+            for index in range(chunk.start // block_size, chunk.end // block_size):
+                tokens = sequence.token_ids[index * block_size : (index + 1) * block_size]
+                self.pool.publish(sequence.block_table[index], sequence.block_hashes[index], tokens)
+
+    def _append(self, sequence: Sequence, token_id: int) -> None:
+        params = sequence.params
+        may_stop = sequence.num_output_tokens >= params.min_tokens
+        is_eos = token_id in self.config.eos_token_ids and not params.ignore_eos
+        sequence.token_ids.append(token_id)
+        if may_stop and (is_eos or token_id in params.stop_token_ids):
+            sequence.status = Status.FINISHED_STOP
+        elif sequence.num_output_tokens == params.max_tokens or sequence.num_tokens >= self.max_len:
+            sequence.status = Status.FINISHED_LENGTH
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._give_back_blocks(sequence)
+        if self._by_id.get(sequence.request_id) is sequence:  # an aborted id may be in use again
+            del self._by_id[sequence.request_id]
+
+    # ---- shared
+
+    def _give_back_blocks(self, sequence: Sequence) -> None:
+        """The only place where blocks are freed."""
+        self.pool.free(sequence.block_table)
+        sequence.block_table = []
+        sequence.num_computed_tokens = 0
+
+    def _extend_hashes(self, sequence: Sequence) -> None:
+        """Hashes depend on the tokens alone, so they are kept; what the cache holds of them is looked up each time."""
+        extend_chain(
+            sequence.block_hashes, sequence.token_ids, block_size=self.pool.block_size, keys=sequence.cache_keys
+        )
+
+    def _is_in_flight(self, sequence: Sequence) -> bool:
+        return self._in_flight is not None and any(chunk.sequence is sequence for chunk in self._in_flight.chunks)
+
+    def _check_in_flight(self, plan: StepPlan) -> None:
+        require(plan is self._in_flight, f"Step {plan.step_id} is not in flight: it was committed or rolled back.")
+
+    def _check_answers(self, plan: StepPlan, sampled: SequenceOf[int | None]) -> None:
+        """Before anything is changed: one answer per chunk, a valid token exactly where one was asked for."""
+        self._check_in_flight(plan)
+        require(len(sampled) == len(plan.chunks), f"{len(sampled)} answers for {len(plan.chunks)} chunks.")
+        for chunk, token_id in zip(plan.chunks, sampled, strict=True):
+            in_vocabulary = token_id is None or 0 <= token_id < self.config.vocab_size
+            require(in_vocabulary, f"The runner sampled {token_id}, which is no token of the vocabulary.")
+            wanted = "A token" if chunk.samples else "No token"
+            require(chunk.samples == (token_id is not None), f"{wanted} was expected, but the runner gave {token_id}.")
+
+    def check(self) -> None:
+        """Raise `InvariantBroken` unless the books balance: between any two calls, with a step in flight too."""
+        self.pool.check(sequence.block_table for sequence in self.running)
+        arrivals = [sequence.arrival for sequence in (*self.running, *self.waiting)]
+        require(arrivals == sorted(set(arrivals)), f"The line is out of order: {arrivals}.")
+        require(len(self.running) <= self.config.max_num_seqs, "More sequences run than there are seats.")
+        for sequence in self.waiting:
+            idle = sequence.status is Status.WAITING and not sequence.block_table and not sequence.num_computed_tokens
+            require(idle, f"{sequence.request_id!r} waits, but holds blocks or is marked {sequence.status}.")
+        for sequence in self.running:
+            runs = sequence.status is Status.RUNNING or (
+                sequence.status is Status.ABORTED and self._is_in_flight(sequence)
+            )
+            require(runs, f"{sequence.request_id!r} is among the running, but is marked {sequence.status}.")
+            held = len(sequence.block_table) * self.pool.block_size
+            require(
+                sequence.num_computed_tokens <= min(held, sequence.num_tokens - 1),
+                f"{sequence.request_id!r} claims {sequence.num_computed_tokens} computed tokens.",
+            )
+        alive = [s.request_id for s in (*self.running, *self.waiting) if s.status is not Status.ABORTED]
+        require(sorted(alive) == sorted(self._by_id), "A sequence is known by its id, but stands nowhere.")
