@@ -1,0 +1,154 @@
+"""What an engine says when it refuses or fails, turned into our own errors. One table for every engine.
+
+Bodies come as `{"error": {...}}`, flat, as a string, as HTML from a proxy, or empty; all are read, none is required.
+Statuses keep their meaning: a fault of the request stays one (and is never retried), a full engine is `Overloaded`, and
+whatever else goes wrong is the engine's. An engine's own words are passed on when they are a plain message, because
+they name the field; markup is not.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from adapters.errors import (
+    BodyTooLarge,
+    ContextLengthExceeded,
+    EngineFailed,
+    EngineProtocolError,
+    EngineTimeout,
+    EngineUnavailable,
+    GoodgateError,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    Unauthorized,
+)
+
+MAX_MESSAGE = 500
+MAX_RETRY_AFTER_S = 120.0  # official clients give up at once when asked to wait longer
+
+_BY_STATUS: dict[int, type[GoodgateError]] = {
+    400: InvalidRequest,
+    401: Unauthorized,
+    403: Unauthorized,
+    404: ModelNotFound,
+    408: EngineTimeout,
+    413: BodyTooLarge,
+    422: InvalidRequest,
+    424: EngineFailed,  # TGI: the generation failed
+    429: Overloaded,
+    500: EngineFailed,
+    501: InvalidRequest,  # vLLM and llama.cpp: asked for something that they do not do
+    502: EngineFailed,
+    503: Overloaded,
+    504: EngineTimeout,
+    529: Overloaded,
+}
+
+# How engines say that prompt and answer do not fit: llama.cpp by type, OpenAI by code, vLLM, TGI and others in words.
+_OVERFLOW_MARKS = frozenset({"exceed_context_size_error", "context_length_exceeded"})
+_OVERFLOW_WORDS = re.compile(
+    r"context (length|size|window)|maximum (model|input|sequence) length|max_model_len|max_total_tokens"
+    r"|input length .{0,80}exceed|prompt .{0,80}(too long|exceed)|inputs? tokens .{0,40}must",
+    re.IGNORECASE,
+)
+_LOADING = re.compile(r"loading|starting|warming|not ready", re.IGNORECASE)
+
+
+class Complaint(Struct, frozen=True):
+    """An engine's error, whatever its shape was."""
+
+    message: str = ""
+    type: str = ""
+    code: str = ""
+    param: str | None = None
+
+
+def error_from_response(engine: str, status: int, body: bytes, retry_after: str | None = None) -> GoodgateError:
+    """The error for an HTTP answer that is not a success."""
+    complaint = read_complaint(body)
+    kind = _kind(status, complaint)
+    message = _in_words(engine, status, complaint, kind)
+    wait_s = _seconds(retry_after) if kind is Overloaded else None
+    return kind(message, param=complaint.param, retry_after_s=wait_s)
+
+
+def error_from_event(engine: str, data: bytes) -> GoodgateError:
+    """The error for an error event in a stream; the status it would have had is in its code, where there is one."""
+    complaint = read_complaint(data)
+    status = int(complaint.code) if complaint.code.isdigit() else 500
+    return error_from_response(engine, status if 400 <= status < 600 else 500, data)
+
+
+def read_complaint(body: bytes) -> Complaint:
+    """Read an error body of any shape."""
+    try:
+        decoded = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Complaint(_plain_text(body))
+    if isinstance(decoded, str):
+        return Complaint(decoded[:MAX_MESSAGE])
+    return _from_object(decoded) if isinstance(decoded, dict) else Complaint()
+
+
+def _from_object(body: dict[str, Any]) -> Complaint:
+    inner = body.get("error")
+    if isinstance(inner, dict):
+        return _from_fields(inner)
+    if isinstance(inner, str):
+        return Complaint(inner[:MAX_MESSAGE], type=str(body.get("error_type") or ""))
+    return _from_fields(body)
+
+
+def _from_fields(fields: dict[str, Any]) -> Complaint:
+    message = fields.get("message") or fields.get("detail") or ""
+    if not isinstance(message, str):
+        message = msgspec.json.encode(message).decode()
+    code = fields.get("code", fields.get("http_status_code"))
+    param = fields.get("param")
+    return Complaint(
+        message=message[:MAX_MESSAGE],
+        type=str(fields.get("type") or ""),
+        code="" if code is None else str(code),
+        param=param if isinstance(param, str) and param else None,
+    )
+
+
+def _plain_text(body: bytes) -> str:
+    text = body[: 4 * MAX_MESSAGE].decode("utf-8", "replace").strip()
+    return "" if text.startswith("<") else text[:MAX_MESSAGE]
+
+
+def _kind(status: int, complaint: Complaint) -> type[GoodgateError]:
+    if status in (400, 413, 422) and _is_overflow(complaint):
+        return ContextLengthExceeded
+    if status == 503 and _LOADING.search(complaint.message):
+        return EngineUnavailable
+    if status in _BY_STATUS:
+        return _BY_STATUS[status]
+    return EngineFailed if status >= 500 else EngineProtocolError
+
+
+def _is_overflow(complaint: Complaint) -> bool:
+    marked = complaint.type in _OVERFLOW_MARKS or complaint.code in _OVERFLOW_MARKS
+    return marked or bool(_OVERFLOW_WORDS.search(complaint.message))
+
+
+def _in_words(engine: str, status: int, complaint: Complaint, kind: type[GoodgateError]) -> str:
+    if kind is Unauthorized:
+        return f"The engine {engine!r} refused the key it was given (HTTP {status})."
+    if complaint.message:
+        return complaint.message
+    return f"The engine {engine!r} answered HTTP {status} without saying why."
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """`Retry-After` in seconds. Its other form, a date, is as good as silence here."""
+    try:
+        return min(max(float(retry_after or ""), 0.0), MAX_RETRY_AFTER_S)
+    except ValueError:
+        return None
