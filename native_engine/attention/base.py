@@ -1,0 +1,101 @@
+"""The contract between the model and the code that runs on one kind of device.
+
+A step is a flat batch of rows: every decoding sequence adds one, every chunk of a prompt as many as it has tokens. `StepBatch`
+says where each row belongs. A `Backend` computes what lies between the matrix products: norms, the activation, and attention
+over the paged cache.
+
+What a backend owes the engine: the result for one row depends on that row, its position and its sequence's keys and values
+alone - not on what else is in the step, nor on how a prompt was cut into chunks. The exactness tests compare with `==`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from native_engine.weights import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """Rows of one step; the index tensors are int32 and contiguous. A slot is `block * block_size + offset`."""
+
+    positions: torch.Tensor  # [rows]
+    slots: torch.Tensor  # [rows]: where the row's own key and value go
+    sequences: torch.Tensor  # [rows]: the row's line in `block_tables`
+    block_tables: torch.Tensor  # [sequences, width]
+
+    @property
+    def num_rows(self) -> int:
+        return self.positions.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Keys and values of all layers. Keys are stored column by column, so that scores of neighbouring positions form vectors.
+
+    keys    [layers, blocks, kv_heads, head_dim, block_size]
+    values  [layers, blocks, kv_heads, block_size, head_dim]
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    @classmethod
+    def allocate(cls, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype) -> KVCache:
+        # zeros, not empty: the pages are then mapped before the first request pays for them
+        lead = (config.num_layers, num_blocks, config.num_kv_heads)
+        return cls(
+            keys=torch.zeros(*lead, config.head_dim, block_size, dtype=dtype),
+            values=torch.zeros(*lead, block_size, config.head_dim, dtype=dtype),
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def block_size(self) -> int:
+        return self.keys.shape[4]
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+
+class Backend(Protocol):
+    """Built for one model and one activation type. Returned tensors are valid until the next call of the same method."""
+
+    name: str
+
+    def add_rms_norm(
+        self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """`residual` (fp32) += `delta`, in place; returns the normalised sum in the activation type."""
+        ...
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[rows, 2 * size] -> silu(first half) * second half."""
+        ...
+
+    def attention(self, qkv: torch.Tensor, layer: int, cache: KVCache, batch: StepBatch) -> torch.Tensor:
+        """Rotate queries and keys, write keys and values into the cache, attend. [rows, q + 2 kv] -> [rows, q].
+
+        `qkv` may be overwritten. It may have more rows than the step: padding, whose result is finite and means nothing.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """cos and sin of every position, fp32 [max_position, head_dim / 2]."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    @classmethod
+    def build(cls, config: ModelConfig, max_position: int) -> RopeTable:
+        angles = torch.arange(max_position, dtype=torch.float32)[:, None] * config.inv_freq()[None, :]
+        return cls(angles.cos().contiguous(), angles.sin().contiguous())

@@ -1,0 +1,268 @@
+/* What lies between the matrix products of a Llama layer, for CPUs.
+ *
+ * Compiled by native_engine/attention/cpu.py, once per activation type: bf16 by default, fp32 with -DSCALAR_F32. Plain C with
+ * GCC's vector extensions, so it builds for any ISA that GCC or Clang know; sums are fp32 everywhere.
+ *
+ * The promise that the engine's exactness rests on: the result for one row is a function of that row, its position and its
+ * sequence's keys and values alone. Threads share out rows and heads, never the terms of a sum; keys are walked in tiles of
+ * one block from position 0, whatever the chunk, the batch or the number of threads.
+ *
+ * Memory, with B = block_size and D = head_dim (both multiples of 16):
+ *     keys   [num_blocks][kv_heads][D][B]     one block of one head is a matrix whose columns are positions
+ *     values [num_blocks][kv_heads][B][D]
+ */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define LANES 16
+#define MAX_HEADS 4   /* query heads that share one pass over the keys: their accumulators fit into registers */
+#define MAX_BLOCK 128
+#define MAX_HEAD_DIM 256
+#define FEW_ROWS 4    /* below this a parallel region costs more than it saves */
+
+typedef float vfloat __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t vint __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vuint __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vhalf __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+#ifdef SCALAR_F32
+typedef float scalar;
+INLINE float widen(scalar x) { return x; }
+INLINE scalar narrow(float x) { return x; }
+INLINE vfloat load(const scalar *p) { return *(const vfloat *)p; }
+INLINE void store(scalar *p, vfloat x) { *(vfloat *)p = x; }
+#else
+typedef uint16_t scalar; /* bf16: the upper half of a float */
+INLINE float widen(scalar x) {
+    union { uint32_t bits; float value; } u = {(uint32_t)x << 16};
+    return u.value;
+}
+INLINE scalar narrow(float x) { /* to nearest, ties to even */
+    union { float value; uint32_t bits; } u = {x};
+    return (scalar)((u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16);
+}
+INLINE vfloat load(const scalar *p) { return (vfloat)(__builtin_convertvector(*(const vhalf *)p, vuint) << 16); }
+INLINE void store(scalar *p, vfloat x) {
+    vuint bits = (vuint)x;
+    *(vhalf *)p = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, vhalf);
+}
+#endif
+
+INLINE vfloat splat(float x) { return (vfloat){0} + x; }
+INLINE vfloat select(vint mask, vfloat yes, vfloat no) { return (vfloat)((mask & (vint)yes) | (~mask & (vint)no)); }
+INLINE vfloat larger(vfloat a, vfloat b) { return select(a > b, a, b); }
+
+INLINE float sum_lanes(vfloat v) { /* always the same tree */
+    float a[LANES];
+    *(vfloat *)a = v;
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) a[i] += a[i + width];
+    return a[0];
+}
+
+INLINE float max_lanes(vfloat v) {
+    float a[LANES];
+    *(vfloat *)a = v;
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) a[i] = a[i] > a[i + width] ? a[i] : a[i + width];
+    return a[0];
+}
+
+/* e^x for x <= 88: range reduction by powers of two, then a polynomial (relative error below 2e-7). Below -87 it is 0. */
+INLINE vfloat exponential(vfloat x) {
+    const float log2e = 1.44269504f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
+    const float to_integer = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
+    vint underflow = x < splat(-87.0f);
+    x = larger(x, splat(-87.0f));
+    vfloat shifted = x * log2e + to_integer;
+    vfloat n = shifted - to_integer;
+    vfloat r = x - n * ln2_high - n * ln2_low;
+    vfloat p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    vint scale = (__builtin_convertvector(n, vint) + 127) << 23;
+    return select(underflow, splat(0.0f), p * (vfloat)scale);
+}
+
+/* residual += delta (delta may be NULL); out = residual / rms(residual) * weight. `size` is a multiple of 16. */
+void add_rms_norm(float *residual, const scalar *delta, const float *weight, scalar *out, int64_t rows, int64_t size,
+                  float eps) {
+#pragma omp parallel for schedule(static) if (rows > FEW_ROWS)
+    for (int64_t row = 0; row < rows; row++) {
+        float *x = residual + row * size;
+        vfloat squares = splat(0.0f);
+        for (int64_t i = 0; i < size; i += LANES) {
+            vfloat value = *(vfloat *)(x + i);
+            if (delta) {
+                value += load(delta + row * size + i);
+                *(vfloat *)(x + i) = value;
+            }
+            squares += value * value;
+        }
+        float scale = 1.0f / sqrtf(sum_lanes(squares) / (float)size + eps);
+        for (int64_t i = 0; i < size; i += LANES)
+            store(out + row * size + i, *(vfloat *)(x + i) * scale * *(const vfloat *)(weight + i));
+    }
+}
+
+/* out = silu(gate) * up, where each row of gate_up is the gate followed by up. `size` is a multiple of 16. */
+void silu_mul(const scalar *gate_up, scalar *out, int64_t rows, int64_t size) {
+#pragma omp parallel for schedule(static) if (rows > FEW_ROWS)
+    for (int64_t row = 0; row < rows; row++) {
+        const scalar *gate = gate_up + row * 2 * size, *up = gate + size;
+        for (int64_t i = 0; i < size; i += LANES) {
+            vfloat g = load(gate + i);
+            /* e^-g may overflow to infinity only where silu(g) is 0 anyway; the clamp keeps `exponential` in its range */
+            vfloat negative = select(-g > splat(87.0f), splat(87.0f), -g);
+            store(out + row * size + i, g / (1.0f + exponential(negative)) * load(up + i));
+        }
+    }
+}
+
+typedef struct { /* one layer's attention over one step; mirrored by a ctypes Structure in cpu.py */
+    scalar *qkv;              /* [rows][(query_heads + 2 * kv_heads) * D]; its queries are rotated in place */
+    scalar *out;              /* [rows][query_heads * D] */
+    scalar *keys, *values;    /* this layer's cache */
+    const float *cos, *sin;   /* [max_position][D / 2] */
+    const int32_t *positions; /* [rows] */
+    const int32_t *slots;     /* [rows]: block * B + offset of the row's own key and value */
+    const int32_t *tables;    /* [sequences][table_width]: block numbers */
+    const int32_t *sequences; /* [rows]: the row's line in `tables` */
+    int64_t rows, table_width, query_heads, kv_heads, head_dim, block_size;
+} Attention;
+
+INLINE void rotate(const scalar *x, float *out, const float *cos, const float *sin, int64_t half) {
+    for (int64_t i = 0; i < half; i++) {
+        float a = widen(x[i]), b = widen(x[i + half]);
+        out[i] = a * cos[i] - b * sin[i];
+        out[i + half] = b * cos[i] + a * sin[i];
+    }
+}
+
+/* Rotate the row's queries in place and its keys on their way into the cache; put its values beside them. */
+static void rope_and_store(const Attention *a, int64_t row) {
+    const int64_t dim = a->head_dim, block_size = a->block_size;
+    const float *cos = a->cos + (int64_t)a->positions[row] * dim / 2, *sin = a->sin + (int64_t)a->positions[row] * dim / 2;
+    const int64_t block = a->slots[row] / block_size, offset = a->slots[row] % block_size;
+    scalar *query = a->qkv + row * (a->query_heads + 2 * a->kv_heads) * dim;
+    const scalar *key = query + a->query_heads * dim, *value = key + a->kv_heads * dim;
+    float rotated[MAX_HEAD_DIM];
+    for (int64_t head = 0; head < a->query_heads; head++) {
+        rotate(query + head * dim, rotated, cos, sin, dim / 2);
+        for (int64_t i = 0; i < dim; i++) query[head * dim + i] = narrow(rotated[i]);
+    }
+    for (int64_t head = 0; head < a->kv_heads; head++) {
+        const int64_t at = (block * a->kv_heads + head) * dim * block_size;
+        rotate(key + head * dim, rotated, cos, sin, dim / 2);
+        for (int64_t i = 0; i < dim; i++) a->keys[at + i * block_size + offset] = narrow(rotated[i]);
+        for (int64_t i = 0; i < dim; i++) a->values[at + offset * dim + i] = value[head * dim + i];
+    }
+}
+
+/* Softmax(q K^T) V for `heads` query heads of one row that share a KV head. Called with constants, so that it unrolls. */
+INLINE void attend(const Attention *a, int64_t row, int64_t first_head, int64_t kv_head, const int heads, const int dim,
+                   const int block_size) {
+    const int columns = block_size / LANES, parts = dim / LANES;
+    const int32_t *table = a->tables + (int64_t)a->sequences[row] * a->table_width;
+    const int64_t known = (int64_t)a->positions[row] + 1;
+    const scalar *query = a->qkv + row * (a->query_heads + 2 * a->kv_heads) * dim + first_head * dim;
+    const float scale = 1.0f / sqrtf((float)dim);
+    float q[MAX_HEADS][MAX_HEAD_DIM], top[MAX_HEADS], total[MAX_HEADS], weights[MAX_HEADS][MAX_BLOCK];
+    vfloat acc[MAX_HEADS][MAX_HEAD_DIM / LANES];
+    for (int h = 0; h < heads; h++) {
+        for (int i = 0; i < dim; i++) q[h][i] = widen(query[h * dim + i]) * scale;
+        for (int p = 0; p < parts; p++) acc[h][p] = splat(0.0f);
+        top[h] = -INFINITY;
+        total[h] = 0.0f;
+    }
+    for (int64_t start = 0; start < known; start += block_size) {
+        const int64_t at = ((int64_t)table[start / block_size] * a->kv_heads + kv_head) * dim * block_size;
+        const scalar *keys = a->keys + at, *values = a->values + at;
+        const int64_t left = known - start;
+        const int count = left < block_size ? (int)left : block_size;
+
+        vfloat score[MAX_HEADS][MAX_BLOCK / LANES];
+        for (int h = 0; h < heads; h++)
+            for (int c = 0; c < columns; c++) score[h][c] = splat(0.0f);
+        for (int i = 0; i < dim; i++)
+            for (int c = 0; c < columns; c++) {
+                vfloat k = load(keys + i * block_size + c * LANES);
+                for (int h = 0; h < heads; h++) score[h][c] += q[h][i] * k;
+            }
+        for (int h = 0; h < heads; h++) {
+            if (count < block_size) { /* positions after the row's own: not yet written, or not yet to be seen */
+                const vint lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+                for (int c = 0; c < columns; c++)
+                    score[h][c] = select(lane + c * LANES < count, score[h][c], splat(-INFINITY));
+            }
+            vfloat best = score[h][0];
+            for (int c = 1; c < columns; c++) best = larger(best, score[h][c]);
+            const float new_top = fmaxf(top[h], max_lanes(best));
+            const float fade = exponential(splat(top[h] - new_top))[0];
+            vfloat sum = splat(0.0f);
+            for (int c = 0; c < columns; c++) {
+                vfloat w = exponential(score[h][c] - new_top);
+                *(vfloat *)(weights[h] + c * LANES) = w;
+                sum += w;
+            }
+            total[h] = total[h] * fade + sum_lanes(sum);
+            top[h] = new_top;
+            for (int p = 0; p < parts; p++) acc[h][p] *= fade;
+        }
+        for (int j = 0; j < count; j++)
+            for (int p = 0; p < parts; p++) {
+                vfloat v = load(values + j * dim + p * LANES);
+                for (int h = 0; h < heads; h++) acc[h][p] += weights[h][j] * v;
+            }
+    }
+    for (int h = 0; h < heads; h++) {
+        scalar *out = a->out + (row * a->query_heads + first_head + h) * dim;
+        const float share = 1.0f / total[h];
+        for (int p = 0; p < parts; p++) store(out + p * LANES, acc[h][p] * share);
+    }
+}
+
+#define FOR_HEADS(DIM, BLOCK)                                                    \
+    switch (heads) {                                                             \
+    case 1: attend(a, row, first, kv_head, 1, DIM, BLOCK); break;                \
+    case 2: attend(a, row, first, kv_head, 2, DIM, BLOCK); break;                \
+    case 3: attend(a, row, first, kv_head, 3, DIM, BLOCK); break;                \
+    default: attend(a, row, first, kv_head, 4, DIM, BLOCK); break;               \
+    }
+
+static void attend_common(const Attention *a, int64_t row, int64_t first, int64_t kv_head, int64_t heads) {
+    FOR_HEADS(64, 32)
+}
+
+static void attend_any(const Attention *a, int64_t row, int64_t first, int64_t kv_head, int64_t heads) {
+    FOR_HEADS((int)a->head_dim, (int)a->block_size)
+}
+
+/* All query heads of one row that read one KV head. */
+static void attend_group(const Attention *a, int64_t row, int64_t kv_head) {
+    const int64_t group = a->query_heads / a->kv_heads;
+    const int common = a->head_dim == 64 && a->block_size == 32;
+    for (int64_t done = 0; done < group; done += MAX_HEADS) {
+        const int64_t heads = group - done < MAX_HEADS ? group - done : MAX_HEADS, first = kv_head * group + done;
+        (common ? attend_common : attend_any)(a, row, first, kv_head, heads);
+    }
+}
+
+/* Rope, KV scatter and causal attention of every row of a step through the block tables. */
+void paged_attention(const Attention *a) {
+#pragma omp parallel
+    {
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < a->rows; row++) rope_and_store(a, row);
+        /* The barrier here is what lets a chunk's rows see one another's keys. */
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t task = 0; task < a->rows * a->kv_heads; task++) attend_group(a, task / a->kv_heads, task % a->kv_heads);
+    }
+}

@@ -1,0 +1,67 @@
+"""The slow, obvious backend: what attention means, in a few lines of torch, one sequence row after another.
+
+It is the oracle of the kernels' tests, and what runs where no C compiler exists. A row is computed on its own, so its result
+cannot depend on the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from native_engine.attention.base import KVCache, RopeTable, StepBatch
+from native_engine.weights import ModelConfig
+
+
+class TorchReference:
+    name = "torch"
+
+    def __init__(self, config: ModelConfig, rope: RopeTable, dtype: torch.dtype) -> None:
+        self._config = config
+        self._rope = rope
+        self._dtype = dtype
+
+    def add_rms_norm(
+        self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        if delta is not None:
+            residual += delta
+        scale = torch.rsqrt(residual.square().mean(-1, keepdim=True) + eps)
+        return (residual * scale * weight).to(self._dtype)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return (functional.silu(gate) * up).to(self._dtype)
+
+    def attention(self, qkv: torch.Tensor, layer: int, cache: KVCache, batch: StepBatch) -> torch.Tensor:
+        config, rows = self._config, batch.num_rows
+        query, key, value = qkv[:rows].split([config.q_size, config.kv_size, config.kv_size], dim=-1)
+        query = self._rotate(query.view(rows, config.num_heads, config.head_dim), batch.positions)
+        key = self._rotate(key.view(rows, config.num_kv_heads, config.head_dim), batch.positions)
+        self._store(key, value.view(rows, config.num_kv_heads, config.head_dim), layer, cache, batch)
+        out = [self._attend_row(query[row], row, layer, cache, batch) for row in range(rows)]
+        return functional.pad(torch.stack(out), (0, 0, 0, qkv.shape[0] - rows))
+
+    def _rotate(self, heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        cos, sin = self._rope.cos[positions][:, None], self._rope.sin[positions][:, None]
+        a, b = heads.float().chunk(2, dim=-1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(self._dtype)
+
+    @staticmethod
+    def _store(key: torch.Tensor, value: torch.Tensor, layer: int, cache: KVCache, batch: StepBatch) -> None:
+        block, offset = batch.slots.long() // cache.block_size, batch.slots.long() % cache.block_size
+        cache.keys[layer, block, :, :, offset] = key
+        cache.values[layer, block, :, offset, :] = value
+
+    def _attend_row(
+        self, query: torch.Tensor, row: int, layer: int, cache: KVCache, batch: StepBatch
+    ) -> torch.Tensor:
+        config = self._config
+        known = int(batch.positions[row]) + 1
+        blocks = batch.block_tables[batch.sequences[row]][: -(-known // cache.block_size)].long()
+        # [heads, head_dim, positions] and [heads, positions, head_dim] of this sequence, as if they had been contiguous
+        keys = cache.keys[layer, blocks].permute(1, 2, 0, 3).flatten(2)[:, :, :known].float()
+        values = cache.values[layer, blocks].transpose(0, 1).flatten(1, 2)[:, :known].float()
+        grouped = query.float().view(config.num_kv_heads, -1, config.head_dim)
+        weights = torch.softmax(grouped @ keys * config.head_dim**-0.5, dim=-1)
+        return (weights @ values).flatten().to(self._dtype)

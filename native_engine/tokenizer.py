@@ -1,0 +1,184 @@
+"""Text to token ids and back, for byte-level BPE vocabularies (GPT-2's scheme, which SmolLM2, Llama 3 and Qwen share).
+
+    tokenizer = open_tokenizer(path)           # a GGUF file or a Hugging Face folder
+    tokenizer.encode("Hello")                  # [19556]
+    tokenizer.token_bytes[19556]               # b"Hello" - what the incremental detokeniser feeds on
+    tokenizer.chat_template                    # Jinja source, or None
+
+Special tokens written out in the text become their ids, as in every serving engine. Decoding leaves them out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from native_engine.gguf import BadModelFile, GGUFFile
+from native_engine.weights import UnsupportedModel, read_json
+
+_CONTROL, _USER_DEFINED = 3, 4  # GGUF's token types that are matched in the text before BPE runs
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: a printable character for each byte. Bytes that print keep their character, the rest follow U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+@dataclass
+class TextTokenizer:
+    """A tokenizer of the `tokenizers` library with what generation needs beside it. Safe to share between threads."""
+
+    backend: Tokenizer
+    bos_token_id: int | None
+    eos_token_id: int | None
+    chat_template: str | None
+    special_ids: frozenset[int]
+    adds_bos: bool = False
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of `text`. `add_special_tokens` puts BOS in front where the model was trained with it."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        if add_special_tokens and self.adds_bos and self.bos_token_id is not None:
+            return [self.bos_token_id, *ids]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids` without special tokens; bytes that are not UTF-8 become U+FFFD."""
+        return b"".join(self.token_bytes[token] for token in ids if token < len(self.token_bytes)).decode(
+            "utf-8", errors="replace"
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.token_bytes)
+
+    def token_text(self, token: int | None) -> str:
+        """How a token is written in a prompt, e.g. `<|im_end|>`; empty for None."""
+        return "" if token is None else (self.backend.id_to_token(token) or "")
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The bytes that each token stands for; empty for special tokens and for gaps in the numbering."""
+        vocabulary: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
+        added = self.backend.get_added_tokens_decoder()
+        table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        for text, token in vocabulary.items():
+            if token in self.special_ids:
+                continue
+            # Added tokens are written as themselves, entries of the BPE vocabulary in the byte alphabet.
+            table[token] = text.encode() if token in added else bytes(_BYTE_OF[character] for character in text)
+        return table
+
+
+def open_tokenizer(path: Path) -> TextTokenizer:
+    """The tokenizer that belongs to the model at `path`. Raises `BadModelFile` or `UnsupportedModel`."""
+    return _from_folder(path) if path.is_dir() else from_gguf(GGUFFile(path))
+
+
+def from_gguf(file: GGUFFile) -> TextTokenizer:
+    """Build the tokenizer from the vocabulary, the merges and the name of the pre-tokenizer in a GGUF file."""
+    fields = file.metadata
+    kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
+    if kind != "gpt2":
+        raise UnsupportedModel(f"{file.path} has a {kind!r} tokenizer; this engine reads 'gpt2' (byte-level BPE).")
+    backend = Tokenizer(models.BPE(vocab=_vocabulary(file), merges=_merges(file)))
+    backend.pre_tokenizer = _pre_tokenizer(pre, file.path)
+    backend.decoder = decoders.ByteLevel()
+    special = _add_special_tokens(backend, file)
+    return TextTokenizer(
+        backend=backend,
+        bos_token_id=fields.get("tokenizer.ggml.bos_token_id"),
+        eos_token_id=fields.get("tokenizer.ggml.eos_token_id"),
+        chat_template=fields.get("tokenizer.chat_template"),
+        special_ids=special,
+        adds_bos=bool(fields.get("tokenizer.ggml.add_bos_token", False)),
+    )
+
+
+def _pre_tokenizer(name: str, path: Path) -> pre_tokenizers.PreTokenizer:
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=True)
+    if name == "gpt-2":
+        return byte_level
+    if name == "smollm":  # each digit stands alone, so that numbers are read digit by digit
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    raise UnsupportedModel(f"{path} splits text with the pre-tokenizer {name!r}; 'smollm' and 'gpt-2' are supported.")
+
+
+def _vocabulary(file: GGUFFile) -> dict[str, int]:
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
+        raise BadModelFile(f"{file.path} has no vocabulary (tokenizer.ggml.tokens).")
+    return {token: number for number, token in enumerate(tokens)}
+
+
+def _merges(file: GGUFFile) -> list[tuple[str, str]]:
+    merges: list[tuple[str, str]] = []
+    for line in file.metadata.get("tokenizer.ggml.merges", []):
+        left, _, right = str(line).partition(" ")
+        if not left or not right:
+            raise BadModelFile(f"{file.path}: {line!r} is not a BPE merge.")
+        merges.append((left, right))
+    return merges
+
+
+def _add_special_tokens(backend: Tokenizer, file: GGUFFile) -> frozenset[int]:
+    tokens, types = file.metadata["tokenizer.ggml.tokens"], file.metadata.get("tokenizer.ggml.token_type", [])
+    if types and len(types) != len(tokens):
+        raise BadModelFile(f"{file.path} has {len(tokens)} tokens but {len(types)} token types.")
+    control = [number for number, kind in enumerate(types) if kind == _CONTROL]
+    backend.add_special_tokens([AddedToken(tokens[number], special=True, normalized=False) for number in control])
+    user_defined = [number for number, kind in enumerate(types) if kind == _USER_DEFINED]
+    backend.add_tokens([AddedToken(tokens[number], normalized=False) for number in user_defined])
+    return frozenset(control)
+
+
+def _from_folder(folder: Path) -> TextTokenizer:
+    path = folder / "tokenizer.json"
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+        backend = Tokenizer.from_str(json.dumps(description))
+    except Exception as error:  # the library raises bare Exception for whatever it dislikes in the file
+        raise BadModelFile(f"Cannot read {path}: {error}.") from error
+    if not _is_byte_level(description.get("decoder")):
+        raise UnsupportedModel(f"{path} is not a byte-level tokenizer.")
+    settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+    special = {number for number, token in backend.get_added_tokens_decoder().items() if token.special}
+    bos = backend.token_to_id(_token_name(settings.get("bos_token")))
+    return TextTokenizer(
+        backend=backend,
+        bos_token_id=bos,
+        eos_token_id=backend.token_to_id(_token_name(settings.get("eos_token"))),
+        chat_template=_folder_chat_template(folder, settings),
+        special_ids=frozenset(special),
+        adds_bos=bos is not None and backend.encode("", add_special_tokens=True).ids[:1] == [bos],
+    )
+
+
+def _is_byte_level(decoder: Any) -> bool:
+    if not isinstance(decoder, dict):
+        return False
+    return decoder.get("type") == "ByteLevel" or any(map(_is_byte_level, decoder.get("decoders", [])))
+
+
+def _token_name(entry: Any) -> str:
+    """`bos_token` and its kin are written as a text or as an object with `content`."""
+    return str(entry.get("content", "")) if isinstance(entry, dict) else str(entry or "")
+
+
+def _folder_chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    return template if isinstance(template, str) else None
