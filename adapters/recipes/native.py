@@ -1,0 +1,53 @@
+"""Our own engine as a process: `goodgate serve` with a configuration made for it.
+
+A race measures it this way, through our own gateway, because that is how its users meet it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adapters.launch import HOST, Installation, LaunchSpec
+
+if TYPE_CHECKING:
+    from adapters.model_store import Model
+
+ENGINE = "native"
+ROOT = Path(__file__).parents[2]
+
+
+def installed(home: Path) -> Installation:
+    """It comes with Goodgate and needs torch in Goodgate's own environment; `home` plays no part."""
+    del home
+    if importlib.util.find_spec("torch") is None:
+        return Installation(available=False, how="install its packages: `pip install 'goodgate[native]'`.")
+    return Installation(available=True, version=importlib.metadata.version("goodgate"))
+
+
+def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, Any]) -> LaunchSpec:
+    config = home / "state" / f"native-{port}.yaml"
+    return LaunchSpec(
+        name=ENGINE,
+        argv=(sys.executable, "-m", "goodgate", "serve", "--config", str(config)),
+        env={"GOODGATE_HOME": str(home), "PYTHONPATH": str(ROOT)},
+        port=port,
+        ready_path="/ready",
+        prepare=partial(write_config, config, gateway_config(model.name, port, options)),
+    )
+
+
+def gateway_config(model: str, port: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    replica = {"engine": ENGINE, "options": {**options, "model": model}}
+    return {"server": {"host": HOST, "port": port}, "models": [{"name": model, "replicas": [replica]}]}
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(config, indent=2) + "\n")  # JSON is YAML
