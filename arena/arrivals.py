@@ -1,7 +1,7 @@
 """When requests arrive: pure, seeded schedules of absolute nanosecond offsets.
 
-A schedule is drawn once, before the run, for every engine alike. Poisson means exponential gaps up to a horizon; the number
-of arrivals stays random and nothing is rescaled, so counts in disjoint windows are independent, as theory asks.
+A schedule is drawn once, before the run, for every engine alike. Poisson means exponential gaps up to a horizon; the
+number of arrivals stays random and nothing is rescaled, so counts in disjoint windows are independent, as theory asks.
 
 >>> seed = seed_sequence(run=7, cell=1, replicate=0)
 >>> offsets = poisson(rate_rps=50, horizon_ns=60 * 10**9, seed=seed)

@@ -2,13 +2,14 @@
 
     arrivals (when) + prompts (what)  ->  CellPlan  ->  the load generator, once per engine
 
-A plan holds everything that is random, so that the process that fires it draws nothing, and the same plan replays for every
-engine: its `sha256` covers the schedule and the bodies, not the name of the cell that replays it. What differs between
-targets (model name, streaming options, an `ignore_eos` that only some engines know) is in `Target.fields` and is joined to
-each body before the run starts, outside the hot path.
+A plan holds everything that is random, so that the process that fires it draws nothing, and the same plan replays for
+every engine: its `sha256` covers the schedule and the bodies, not the name of the cell that replays it. What differs
+between targets (model name, streaming options, an `ignore_eos` that only some engines know) is in `Target.fields` and
+is joined to each body before the run starts, outside the hot path.
 
-The schedule has three parts: warm-up [0, warmup_ns), measured [warmup_ns, horizon_ns), cool-down from horizon_ns on. Cool-down
-requests keep the load up until the last measured request is done, since the tail must not enjoy an emptying engine.
+The schedule has three parts: warm-up [0, warmup_ns), measured [warmup_ns, horizon_ns), cool-down from horizon_ns on.
+Cool-down requests keep the load up until the last measured request is done, since the tail must not enjoy an emptying
+engine.
 
 >>> plan = build_plan("chat-7-native", rate_rps=10, duration_s=30, warmup_s=5, prompts=source, seed=seed_sequence(...))
 >>> same_plan_for_another_engine = plan.for_cell("chat-7-vllm")
@@ -58,8 +59,9 @@ STREAM_WITH_USAGE: Mapping[str, Any] = {"stream": True, "stream_options": {"incl
 class Target:
     """Where a cell goes. `url` is the base, e.g. http://127.0.0.1:8080 ; requests go to `url + path`.
 
-    `fields` are joined to every body. A probe decides them once per engine (an engine that refuses `stream_options` gets none,
-    one that offers usage per chunk gets `{"stream_options": {"include_usage": True, "continuous_usage_stats": True}}`).
+    `fields` are joined to every body. A probe decides them once per engine (an engine that refuses `stream_options`
+    gets none, one that offers usage per chunk gets `{"stream_options": {"include_usage": True,
+    "continuous_usage_stats": True}}`).
     """
 
     url: str
@@ -83,7 +85,7 @@ class CellPlan:
     def sha256(self) -> str:
         """Over the whole content but the cell's name: equal plans are equal for every engine."""
         digest = hashlib.sha256()
-        head = f"{self.kind} {self.rate_rps!r} {self.warmup_ns} {self.horizon_ns}\n"
+        head = f"{self.kind} {float(self.rate_rps)!r} {self.warmup_ns} {self.horizon_ns}\n"
         digest.update(head.encode())
         for request in self.requests:
             row = (

@@ -1,9 +1,9 @@
 """The spool: one JSONL file per cell, written while it runs, and the truth until the store has ingested it.
 
-A file is a `SpoolHeader`, then `RequestRow`s in the order they ended and `HealthRow`s between them, then a `SpoolFooter`. It is
-complete when `<name>.done` stands beside it: that marker is renamed into place after the file was synced to disk, and holds
-its digest. A spool without marker belongs to a load process that died; `account_for_missing` closes it, so that no planned
-request ever vanishes.
+A file is a `SpoolHeader`, then `RequestRow`s in the order they ended and `HealthRow`s between them, then a
+`SpoolFooter`. It is complete when `<name>.done` stands beside it: that marker is renamed into place after the file was
+synced to disk, and holds its digest. A spool without marker belongs to a load process that died; `account_for_missing`
+closes it, so that no planned request ever vanishes.
 
 All times are nanoseconds from the cell's start (`SpoolHeader.epoch_monotonic_ns`), NULL where the thing never happened.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
 
@@ -23,7 +23,7 @@ from arena.plan import CellPlan
 Status: TypeAlias = Literal["ok", "error", "timeout", "truncated", "unsent", "cancelled"]
 """ok: a complete answer. error: refused, broken or ended in an error event. timeout: the client's limit passed.
 truncated: the stream ended without saying so. unsent: never left (cap reached, or the load process died).
-cancelled: a cool-down request in flight when the cell ended; never a measured one."""
+cancelled: a warm-up or cool-down request still in flight when the cell ended; never a measured one."""
 
 TEXT, REASONING, TOOL_CALL = 0, 1, 2
 """Values of `RequestRow.token_kind`."""
@@ -35,11 +35,11 @@ class SpoolHeader(msgspec.Struct, tag_field="row", tag="header", kw_only=True):
     target: str
     url: str
     model: str
-    epoch_monotonic_ns: int
-    epoch_unix_ns: int
-    gc_frozen: bool
-    timer: str  # what paced the sends: "timerfd" or "poll"
-    locust_version: str
+    epoch_monotonic_ns: int | None = None  # this and the rest are NULL where the process died before its clock started
+    epoch_unix_ns: int | None = None
+    gc_frozen: bool | None = None
+    timer: str | None = None  # what paced the sends: "timerfd" or "poll"
+    locust_version: str | None = None
 
 
 class RequestRow(msgspec.Struct, tag_field="row", tag="request", kw_only=True):
@@ -89,7 +89,8 @@ class HealthRow(msgspec.Struct, tag_field="row", tag="health", kw_only=True):
 
 
 class SpoolFooter(msgspec.Struct, tag_field="row", tag="footer", kw_only=True):
-    """`requests` counts the request rows before it. `cooldown_exhausted`: load ceased before the last measured answer."""
+    """`requests` counts the request rows before it. `cooldown_exhausted`: load ceased before the last measured
+    answer."""
 
     requests: int
     max_in_flight: int
@@ -99,3 +100,134 @@ class SpoolFooter(msgspec.Struct, tag_field="row", tag="footer", kw_only=True):
 
 
 SpoolRow: TypeAlias = SpoolHeader | RequestRow | HealthRow | SpoolFooter
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(SpoolRow).decode
+
+
+class SpoolError(Exception):
+    """A spool that cannot be believed: no done marker, other bytes than the marker vouches for, or another plan's."""
+
+
+class SpoolWriter:
+    """Rows go to the kernel one by one, so that a killed process loses only what had not ended."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO = path.open("ab", buffering=0)
+        self.num_requests = 0
+
+    def write(self, row: SpoolRow) -> None:
+        self._file.write(_encode(row) + b"\n")
+        self.num_requests += isinstance(row, RequestRow)
+
+    def finish(self, footer: SpoolFooter) -> None:
+        """Footer, disk, marker: in that order."""
+        self.write(footer)
+        os.fsync(self._file.fileno())
+        self._file.close()
+        _mark_done(self._path)
+
+
+def done_marker(path: Path) -> Path:
+    return path.with_name(path.name + ".done")
+
+
+def plan_file(path: Path) -> Path:
+    """Where the plan of a spool lies beside it."""
+    return path.with_name(path.name + ".plan")
+
+
+def is_complete(path: Path) -> bool:
+    return done_marker(path).exists()
+
+
+def remove(path: Path) -> None:
+    """Take an older spool of this name away, its marker first."""
+    for part in (done_marker(path), path, plan_file(path)):
+        part.unlink(missing_ok=True)
+
+
+def read_rows(path: Path) -> Iterator[SpoolRow]:
+    """Every whole row. A last line that was cut by a crash is passed over; a damaged one in the middle is an error."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield _decode(line)
+
+
+def verify(path: Path) -> None:
+    """Raise `SpoolError` unless the done marker vouches for exactly these bytes."""
+    marker = done_marker(path)
+    if not marker.exists():
+        raise SpoolError(f"{path} has no done marker: its cell is still running, or its load process died.")
+    if marker.read_text().strip() != _digest(path):
+        raise SpoolError(f"{path} has changed since its cell ended: its digest is not the one in {marker.name}.")
+
+
+def account_for_missing(path: Path, plan: CellPlan, header: SpoolHeader, reason: str) -> None:
+    """Close the spool of a load process that died: one `unsent` row for each warm-up or measured request without a
+    row."""
+    _cut_torn_line(path)
+    rows = list(read_rows(path))
+    seen = {row.seq for row in rows if isinstance(row, RequestRow)}
+    writer = SpoolWriter(path)
+    writer.num_requests = len(seen)
+    if not rows:
+        writer.write(header)
+    for request in plan.requests:
+        if request.seq not in seen and request.scheduled_ns < plan.horizon_ns:
+            writer.write(unsent_row(plan, request.seq, "client_died", reason))
+    health = [row for row in rows if isinstance(row, HealthRow)]
+    writer.finish(
+        SpoolFooter(
+            requests=writer.num_requests,
+            max_in_flight=max((row.in_flight for row in health), default=0),
+            connections_opened=max((row.sockets for row in health), default=0),
+            cooldown_exhausted=False,
+            aborted=reason,
+        )
+    )
+
+
+def unsent_row(plan: CellPlan, seq: int, err_class: str, message: str | None = None) -> RequestRow:
+    request = plan.requests[seq]
+    return RequestRow(
+        seq=seq,
+        measured=plan.is_measured(request),
+        prompt_id=request.prompt_id,
+        max_tokens=request.max_tokens,
+        scheduled_ns=request.scheduled_ns,
+        status="unsent",
+        err_class=err_class,
+        err_message=message,
+    )
+
+
+def _cut_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+
+
+def _mark_done(path: Path) -> None:
+    marker = done_marker(path)
+    draft = marker.with_name(marker.name + ".tmp")
+    with draft.open("w") as file:
+        file.write(_digest(path) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(marker)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

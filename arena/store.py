@@ -1,8 +1,8 @@
 """The store: spools in, metrics out. One DuckDB file per run of the arena.
 
-Rows hold raw stamps only; every metric is a view (`views.sql`), so a better definition re-scores old runs. A cell is ingested
-in one transaction, as delete and insert: doing it again changes nothing, and a spool stays the truth until its cell carries
-`ingested_utc`. One process writes at a time.
+Rows hold raw stamps only; every metric is a view (`views.sql`), so a better definition re-scores old runs. A cell is
+ingested in one transaction, as delete and insert: doing it again changes nothing, and a spool stays the truth until its
+cell carries `ingested_utc`. One process writes at a time.
 
 >>> with Store(Path("out/arena.duckdb")) as store:
 ...     store.record_run(RunRecord(...)); store.record_engine(EngineRecord(...)); store.record_cell(CellRecord(...), plan)
@@ -118,5 +118,6 @@ class Store:
     def cell_summary(self, cell_id: str, *, slo_ttft_ms: float, slo_tpot_ms: float) -> CellSummary: ...
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """Rows of any SELECT as dictionaries. Views: v_requests, v_itl, v_cells; macro: slo_requests(ttft_ms, tpot_ms)."""
+        """Rows of any SELECT as dictionaries. Views: v_requests, v_itl, v_cells; macro: slo_requests(ttft_ms,
+        tpot_ms)."""
         raise NotImplementedError
