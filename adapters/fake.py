@@ -101,7 +101,8 @@ class Adapter(EngineAdapter[FakeOptions]):
             f"--{name.replace('_', '-')}={_as_flag(value)}" for name, value in msgspec.to_builtins(dials).items()
         )
         argv = (sys.executable, "-m", "adapters.fake_server", f"--port={port}", *flags)
-        return LaunchSpec(name="fake", argv=argv, port=port, ready_timeout_s=20)
+        package_root = {"PYTHONPATH": str(Path(__file__).parents[1])}
+        return LaunchSpec(name="fake", argv=argv, env=package_root, port=port, ready_timeout_s=20)
 
     async def start(self) -> None:
         self._is_started = True

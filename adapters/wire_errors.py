@@ -149,6 +149,7 @@ def _in_words(engine: str, status: int, complaint: Complaint, kind: type[Goodgat
 def _seconds(retry_after: str | None) -> float | None:
     """`Retry-After` in seconds. Its other form, a date, is as good as silence here."""
     try:
-        return min(max(float(retry_after or ""), 0.0), MAX_RETRY_AFTER_S)
+        seconds = float(retry_after or "")
     except ValueError:
         return None
+    return min(seconds, MAX_RETRY_AFTER_S) if seconds >= 0 else None

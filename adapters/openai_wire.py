@@ -1,0 +1,291 @@
+"""OpenAI's wire, seen from the client, without I/O: a request to a body, and a stream's bytes to chunks.
+
+    body = request_body(request, dialect, model="served-name")
+    reader = StreamReader("vllm", request, dialect)
+    for data in reads:
+        for chunk in reader.feed(data): ...
+    last = reader.finish()                      # the usage; raises where the stream ended too early
+
+`Dialect` is what differs between engines that speak it. Rules that hold for every one of them:
+- Only fields of the engine's allow-list are sent, and those that were not asked for stay absent.
+- A stream ends well with a finish reason for every choice; `[DONE]` is not needed (several engines leave it out).
+- Role-only deltas, comments, pings, empty `choices` and unknown keys say nothing.
+- Usage may come at the end, on every chunk, as null, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from adapters.base import is_default
+from adapters.errors import EngineFailed, EngineProtocolError, InvalidRequest, StreamInterrupted
+from adapters.sse import Event, EventSplitter
+from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Message, Usage, set_fields
+from adapters.wire_errors import error_from_event
+
+_NOTHING = Raw(b"")
+
+
+class Dialect(Struct, frozen=True, kw_only=True):
+    """How one engine's OpenAI differs from OpenAI's."""
+
+    parameters: frozenset[str]  # our names of the fields that it honours
+    chat_limit: str = "max_tokens"  # what it calls the wanted number of output tokens
+    renames: Mapping[str, str] = {}
+    defaults: Mapping[str, object] = {}  # sent where the caller did not choose, keyed by the engine's names
+    conversions: Mapping[str, Callable[[Any], object]] = {}  # of values, keyed by our names
+    completion_logprobs_look_like_chat: bool = False
+
+
+# ---------------------------------------------------------------------------------------------------------- requests
+
+_LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
+_OWN = frozenset({"model", "messages", "prompt", "stream", "stream_options"}) | _LIMITS
+_TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+
+
+def request_body(request: GenerateRequest, dialect: Dialect, model: str) -> dict[str, Any]:
+    """The JSON body for `request`. It always asks for a stream with usage: an answer in one piece is a fold over it."""
+    body: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+    if isinstance(request, ChatRequest):
+        body["messages"] = [_message(message) for message in request.messages]
+        limit_name = dialect.chat_limit
+    else:
+        body["prompt"] = request.prompt
+        limit_name = dialect.renames.get("max_tokens", "max_tokens")
+    if request.token_limit is not None:
+        body[limit_name] = request.token_limit
+    for field in _sendable(request) & dialect.parameters:
+        value = getattr(request, field)
+        convert = dialect.conversions.get(field)
+        body[dialect.renames.get(field, field)] = convert(value) if convert else value
+    return {**dialect.defaults, **body}
+
+
+def _sendable(request: GenerateRequest) -> frozenset[str]:
+    """Fields to send as they are. Without tools, the fields about tools ask for nothing, and vLLM refuses them."""
+    fields = set_fields(request) - _OWN
+    if not isinstance(request, ChatRequest) or request.tools:
+        return fields
+    if "tool_choice" in fields and not is_default("tool_choice", request.tool_choice):
+        raise InvalidRequest("tool_choice needs tools.", param="tool_choice")
+    return fields - _TOOL_FIELDS
+
+
+def _message(message: Message) -> dict[str, Any]:
+    """One turn in the form that every engine reads: content is always a string, arguments of tool calls too."""
+    turn: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": message.text(),
+    }
+    if isinstance(message.name, str):
+        turn["name"] = message.name
+    if isinstance(message.tool_call_id, str):
+        turn["tool_call_id"] = message.tool_call_id
+    if isinstance(message.tool_calls, list) and message.tool_calls:
+        turn["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    return turn
+
+
+def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or isinstance(function.get("arguments", ""), str):
+        return call
+    return {**call, "function": {**function, "arguments": msgspec.json.encode(function["arguments"]).decode()}}
+
+
+# ----------------------------------------------------------------------------------------------------------- streams
+
+
+class _Delta(Struct):
+    content: str | None = None
+    reasoning: str | None = None  # vLLM's name
+    reasoning_content: str | None = None  # the name in SGLang, TensorRT-LLM and llama.cpp
+    tool_calls: Raw = _NOTHING
+
+
+class _Choice(Struct):
+    index: int = 0
+    delta: _Delta | None = None
+    text: str | None = None
+    logprobs: Raw = _NOTHING
+    finish_reason: str | None = None
+
+
+class _PromptDetails(Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Payload(Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Raw = _NOTHING
+    object: str | None = None
+
+
+_payloads = msgspec.json.Decoder(_Payload)
+
+_FINISH_REASONS: dict[str, FinishReason] = {
+    "stop": "stop",
+    "eos": "stop",
+    "eos_token": "stop",
+    "end": "stop",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "word": "stop",
+    "repetition": "stop",
+    "length": "length",
+    "limit": "length",
+    "max_tokens": "length",
+    "tool_calls": "tool_calls",
+    "tool_use": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "content_filter",
+    "refusal": "content_filter",
+}
+_FAILURES = frozenset({"abort", "error", "timeout", "cancelled"})
+
+
+class StreamReader:
+    """One stream. `is_done` turns true at `[DONE]`: nothing that follows is read."""
+
+    def __init__(self, engine: str, request: GenerateRequest, dialect: Dialect) -> None:
+        self._engine = engine
+        self._splitter = EventSplitter()
+        self._num_choices = request.num_choices
+        self._converts_logprobs = dialect.completion_logprobs_look_like_chat and not isinstance(request, ChatRequest)
+        self._finished: set[int] = set()
+        self._num_pieces = 0
+        self._text_offsets = [0] * self._num_choices
+        self._usage: _Usage | None = None
+        self.is_done = False
+        self.unknown_finish_reasons = 0
+
+    def feed(self, data: bytes) -> list[Chunk]:
+        """Chunks that `data` completes. Raises what the engine reports, and `EngineProtocolError` for nonsense."""
+        return self._read(self._splitter.feed(data))
+
+    def finish(self) -> list[Chunk]:
+        """The stream is over: what was left in it, and the usage. Raises `StreamInterrupted` if it ended too early."""
+        rest = self._read(self._splitter.close())
+        if len(self._finished) < self._num_choices:
+            raise StreamInterrupted(f"The stream of the engine {self._engine!r} ended before its finish reason.")
+        return [*rest, Chunk(usage=self._account())]
+
+    def _read(self, events: list[Event]) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        for event in events:
+            data = event.data
+            if self.is_done or not data or data[0] == 58:  # some proxies send comments as data: ": keepalive"
+                continue
+            if data.startswith(b"[DONE]"):
+                self.is_done = True
+            elif event.event != "ping":
+                try:
+                    self._read_payload(event, chunks)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                    raise self._not_openai() from error
+        return chunks
+
+    def _not_openai(self) -> EngineProtocolError:
+        return EngineProtocolError(f"The engine {self._engine!r} sent a stream event that is not OpenAI's.")
+
+    def _read_payload(self, event: Event, chunks: list[Chunk]) -> None:
+        payload = _payloads.decode(event.data)
+        if _holds_something(payload.error) or payload.object == "error" or event.event == "error":
+            raise self._as_stream_error(event.data)
+        self._usage = payload.usage or self._usage
+        for choice in payload.choices or ():
+            chunk = self._read_choice(choice)
+            if chunk is not None:
+                chunks.append(chunk)
+
+    def _as_stream_error(self, data: bytes) -> Exception:
+        error = error_from_event(self._engine, data)
+        begun = self._num_pieces > 0
+        return EngineFailed(error.message) if begun else error  # after the first token no status can be sent any more
+
+    def _read_choice(self, choice: _Choice) -> Chunk | None:
+        index = choice.index
+        if not 0 <= index < self._num_choices:
+            raise EngineProtocolError(f"The engine {self._engine!r} answered a choice that was not asked for.")
+        delta = choice.delta or _Delta()
+        text = delta.content or choice.text or ""
+        reasoning = delta.reasoning or delta.reasoning_content or ""
+        tool_calls = delta.tool_calls if _holds_something(delta.tool_calls) else None
+        reason = self._finish_reason(choice.finish_reason)
+        says_nothing = not text and not reasoning and tool_calls is None and reason is None
+        if says_nothing or index in self._finished:
+            return None
+        logprobs = self._logprobs(choice.logprobs, index)
+        self._text_offsets[index] += len(text)
+        self._num_pieces += bool(text or reasoning or tool_calls)
+        if reason is not None:
+            self._finished.add(index)
+        return Chunk(
+            index=index, text=text, reasoning=reasoning, tool_calls=tool_calls, logprobs=logprobs, finish_reason=reason
+        )
+
+    def _finish_reason(self, reason: str | None) -> FinishReason | None:
+        if not reason:
+            return None
+        if reason in _FAILURES:
+            raise EngineFailed(f"The engine {self._engine!r} gave up this request ({reason}).")
+        known = _FINISH_REASONS.get(reason)
+        if known is None:
+            self.unknown_finish_reasons += 1
+        return known or "stop"
+
+    def _logprobs(self, logprobs: Raw, index: int) -> Raw | None:
+        if not _holds_something(logprobs):
+            return None
+        return as_completion_logprobs(logprobs, self._text_offsets[index]) if self._converts_logprobs else logprobs
+
+    def _account(self) -> Usage:
+        """The engine's own count; without one, the pieces of text, which are one token each in every engine we know."""
+        if self._usage is None:
+            return Usage(0, self._num_pieces)
+        details = self._usage.prompt_tokens_details
+        cached_tokens = details.cached_tokens if details else None
+        return Usage(self._usage.prompt_tokens, self._usage.completion_tokens or 0, cached_tokens)
+
+
+def _holds_something(raw: Raw) -> bool:
+    return bytes(raw) not in (b"", b"null", b"[]")
+
+
+class _TokenLogprob(Struct):
+    token: str
+    logprob: float | None = None
+    top_logprobs: list[_TokenLogprob] | None = None
+
+
+class _ChatLogprobs(Struct):
+    content: list[_TokenLogprob] | None = None
+
+
+def as_completion_logprobs(logprobs: Raw, text_offset: int) -> Raw | None:
+    """Chat's shape of log-probabilities in that of the completions route, for text that starts at `text_offset`."""
+    content = msgspec.json.decode(logprobs, type=_ChatLogprobs).content
+    if not content:
+        return None
+    offsets = [text_offset]
+    for each in content:
+        offsets.append(offsets[-1] + len(each.token))
+    shape = {
+        "tokens": [each.token for each in content],
+        "token_logprobs": [each.logprob for each in content],
+        "top_logprobs": [{top.token: top.logprob for top in each.top_logprobs or ()} for each in content],
+        "text_offset": offsets[:-1],
+    }
+    return Raw(msgspec.json.encode(shape))

@@ -1,0 +1,64 @@
+"""vLLM, through its OpenAI server. Read against 0.32; each quirk with the place in its source.
+
+- `max_completion_tokens` is its name for the limit in chats (openai/chat_completion/protocol.py).
+- It ignores fields that it does not know, so only those of the list below are sent. `best_of` and `suffix` are gone.
+- At most four stop strings (VLLM_MAX_STOP_STRINGS): more is its own 400, which names the field.
+- The finish reason may come with text, and `repetition` is one of its reasons for stopping.
+- The port opens after the model is loaded, so `/health` means ready; it turns 503 when the engine behind it has died.
+- Cached prompt tokens are told only with `--enable-prompt-tokens-details`, which our launch recipe sets.
+- When the client leaves, it aborts the request (serve/utils/api_utils.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adapters.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter
+from adapters.openai_wire import Dialect
+
+if TYPE_CHECKING:
+    from adapters.launch import Installation, LaunchSpec
+    from adapters.model_store import Model
+
+LIMITS = {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n"}
+SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"}
+PENALTIES = {"presence_penalty", "frequency_penalty", "repetition_penalty"}
+DETAILS = {"logprobs", "top_logprobs", "echo"}
+CHAT = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "reasoning_effort"}
+
+
+class Adapter(OpenAIHTTPAdapter[HTTPOptions]):
+    engine = "vllm"
+    Options = HTTPOptions
+    token_prompts = True
+    dialect = Dialect(
+        parameters=frozenset(LIMITS | SAMPLING | PENALTIES | DETAILS | CHAT),
+        chat_limit="max_completion_tokens",
+    )
+    load_metrics = LoadMetrics(
+        running="vllm:num_requests_running",
+        waiting="vllm:num_requests_waiting",
+        kv_usage="vllm:kv_cache_usage_perc",
+        prefix_hits="vllm:prefix_cache_hits_total",
+        prefix_queries="vllm:prefix_cache_queries_total",
+    )
+
+    @classmethod
+    def installed(cls, home: Path) -> Installation:
+        from adapters.recipes import vllm as recipe
+
+        return recipe.installed(home)
+
+    @classmethod
+    def install(cls, home: Path, say: Callable[[str], None]) -> None:
+        from adapters.recipes import vllm as recipe
+
+        recipe.install(home, say)
+
+    @classmethod
+    def launch_spec(cls, *, home: Path, model: Model, port: int, options: Mapping[str, Any]) -> LaunchSpec:
+        from adapters.recipes import vllm as recipe
+
+        return recipe.launch_spec(home=home, model=model, port=port, options=options)
