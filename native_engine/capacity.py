@@ -1,0 +1,44 @@
+"""What a model needs and what a pool holds, as formulas. The runner sizes its cache with them, and so can a plan on paper.
+
+    bytes_per_token(config, "bfloat16")            # SmolLM2-135M: 23040
+    num_blocks(512 * MIB, bytes_per_token, 32)     # blocks that fit into half a GiB
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from native_engine.config import Dtype
+
+if TYPE_CHECKING:
+    from native_engine.weights import ModelConfig
+
+MIB = 2**20
+ITEM_BYTES: dict[Dtype, int] = {"bfloat16": 2, "float32": 4}
+
+
+def bytes_per_token(config: ModelConfig, dtype: Dtype) -> int:
+    """Keys and values of one token in all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * ITEM_BYTES[dtype]
+
+
+def num_blocks(pool_bytes: int, token_bytes: int, block_size: int) -> int:
+    """Whole blocks that fit into a pool."""
+    return pool_bytes // (token_bytes * block_size)
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
+
+
+def max_concurrency(blocks: int, num_tokens: int, block_size: int) -> int:
+    """Sequences of `num_tokens` that a pool holds at once, sharing nothing."""
+    return blocks // blocks_for(num_tokens, block_size)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    attention = hidden * (config.q_size + 2 * config.kv_size) + config.q_size * hidden
+    layer = attention + 3 * hidden * ffn + 2 * hidden
+    embeddings = config.vocab_size * hidden * (1 if config.tied_embeddings else 2)
+    return config.num_layers * layer + embeddings + hidden

@@ -1,0 +1,52 @@
+"""A plan in, tokens out: lays the plan's chunks out as one flat step, runs the model on it, and samples.
+
+    runner = ModelRunner(model, cache, Sampler(eos_token_ids))
+    tokens = runner.run(plan)       # one entry per chunk, None where the chunk does not sample
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from native_engine.attention.base import KVCache, StepBatch
+from native_engine.models.llama import Llama
+from native_engine.sampler import Sampler
+from native_engine.step import ScheduledChunk, StepPlan
+
+
+class ModelRunner:
+    def __init__(self, model: Llama, cache: KVCache, sampler: Sampler) -> None:
+        self._model = model
+        self._cache = cache
+        self._sampler = sampler
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> list[int | None]:
+        token_ids = torch.tensor([token for chunk in plan.chunks for token in chunk.token_ids])
+        batch = lay_out(plan.chunks, self._cache.block_size)
+        sampling = [chunk for chunk in plan.chunks if chunk.samples]
+        logits = self._model.forward(token_ids, batch, self._cache, last_rows(plan.chunks))
+        if logits is None:
+            return [None] * len(plan.chunks)
+        tokens = iter(self._sampler.sample(logits, [chunk.sequence for chunk in sampling]))
+        return [next(tokens) if chunk.samples else None for chunk in plan.chunks]
+
+
+def lay_out(chunks: list[ScheduledChunk], block_size: int) -> StepBatch:
+    """Where each row of the step belongs: its position, its slot in the cache, its sequence's block table."""
+    lengths = [chunk.length for chunk in chunks]
+    width = max(len(chunk.sequence.block_table) for chunk in chunks)
+    tables = np.zeros((len(chunks), width), np.int32)
+    for line, chunk in enumerate(chunks):
+        tables[line, : len(chunk.sequence.block_table)] = chunk.sequence.block_table
+    sequences = np.repeat(np.arange(len(chunks), dtype=np.int32), lengths)
+    positions = np.concatenate([np.arange(chunk.start, chunk.end, dtype=np.int32) for chunk in chunks])
+    slots = tables[sequences, positions // block_size] * block_size + positions % block_size
+    return StepBatch(*map(torch.from_numpy, (positions, slots, sequences, tables)))
+
+
+def last_rows(chunks: list[ScheduledChunk]) -> torch.Tensor:
+    """Rows of the step that predict a token: the last of each chunk that samples."""
+    ends = np.cumsum([chunk.length for chunk in chunks])
+    return torch.tensor([int(end) - 1 for end, chunk in zip(ends, chunks, strict=True) if chunk.samples], dtype=torch.int64)

@@ -1,0 +1,122 @@
+"""Logits to tokens.
+
+Greedy rows go together in one argmax. Every other row is sampled on its own, with one random number that is a function of the
+request's seed and of how many tokens it has so far. So a request's text does not depend on its neighbours, nor on whether it
+was preempted and computed again.
+
+The order is penalties, temperature, min-p, top-k, top-p; ties are broken by the lower token id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from collections.abc import Sequence as SequenceOf
+
+import torch
+
+from native_engine.sampling_params import SamplingParams
+from native_engine.sequence import Sequence
+
+# Sorting a whole vocabulary takes milliseconds. Top-p rarely needs more than its first few hundred entries.
+TOP_P_GUESSES = (256, 4096)
+
+
+class Sampler:
+    def __init__(self, eos_token_ids: Collection[int]) -> None:
+        self._eos_token_ids = frozenset(eos_token_ids)
+
+    def sample(self, logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[int]:
+        """One token per row of `logits` [rows, vocab]; row i belongs to sequence i."""
+        scores = logits.float()
+        adjusted = [row for row, sequence in enumerate(sequences) if self._needs_adjusting(sequence)]
+        for row in adjusted:
+            self._adjust(scores[row], sequences[row])
+        tokens: list[int] = scores.argmax(-1).tolist()
+        for row, sequence in enumerate(sequences):
+            if not sequence.params.is_greedy:
+                tokens[row] = draw(scores[row], sequence.params, uniform(sequence.seed, sequence.num_output_tokens))
+        return tokens
+
+    @staticmethod
+    def _needs_adjusting(sequence: Sequence) -> bool:
+        params = sequence.params
+        return (
+            params.repetition_penalty != 1
+            or params.presence_penalty != 0
+            or params.frequency_penalty != 0
+            or sequence.num_output_tokens < params.min_tokens
+        )
+
+    def _adjust(self, scores: torch.Tensor, sequence: Sequence) -> None:
+        """Apply the penalties, and forbid to stop before `min_tokens`; in place."""
+        params = sequence.params
+        if params.repetition_penalty != 1:
+            apply_repetition_penalty(scores, sequence.token_ids, params.repetition_penalty)
+        if params.presence_penalty or params.frequency_penalty:
+            apply_count_penalties(scores, sequence.output_ids, params.presence_penalty, params.frequency_penalty)
+        if sequence.num_output_tokens < params.min_tokens:
+            eos = frozenset() if params.ignore_eos else self._eos_token_ids
+            for token in eos.union(params.stop_token_ids):
+                scores[token] = -torch.inf
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number in [0, 1) that is fixed for this seed and index, and looks random over either."""
+    digest = hashlib.blake2b(index.to_bytes(8, "little"), digest_size=8, key=seed.to_bytes(8, "little")).digest()
+    return (int.from_bytes(digest, "little") >> 11) / 2**53
+
+
+def apply_repetition_penalty(scores: torch.Tensor, token_ids: SequenceOf[int], penalty: float) -> None:
+    """Scores of tokens in prompt or output move away from being chosen: positive ones shrink, negative ones grow."""
+    seen = torch.tensor(sorted(set(token_ids)))
+    values = scores[seen]
+    scores[seen] = torch.where(values > 0, values / penalty, values * penalty)
+
+
+def apply_count_penalties(scores: torch.Tensor, output_ids: SequenceOf[int], presence: float, frequency: float) -> None:
+    """OpenAI's penalties: once for having been generated at all, and once for each time."""
+    if output_ids:
+        seen, counts = torch.tensor(output_ids).unique(return_counts=True)
+        scores[seen] -= presence + frequency * counts
+
+
+def draw(scores: torch.Tensor, params: SamplingParams, u: float) -> int:
+    """Sample from softmax(scores / temperature) after the filters, by inverting its distribution at `u`."""
+    scaled = scores / params.temperature
+    weights = torch.exp(scaled - scaled.max())  # the most likely token weighs 1
+    if params.min_p > 0:
+        weights[weights < params.min_p] = 0.0
+    if not params.top_k and params.top_p == 1:
+        return _invert(weights.cumsum(0, dtype=torch.float64), u)
+    candidates = _largest(weights, params.top_k) if params.top_k else _enough_for_top_p(weights, params.top_p)
+    mass = weights[candidates].cumsum(0, dtype=torch.float64)
+    total = mass[-1] if params.top_k else weights.sum(dtype=torch.float64)
+    kept = int(torch.searchsorted(mass, params.top_p * total)) + 1  # the fewest tokens that reach top_p
+    return int(candidates[_invert(mass[:kept], u)])
+
+
+def _invert(mass: torch.Tensor, u: float) -> int:
+    """The index at which the running sum `mass` passes `u` of its end. Entries of no weight are never hit."""
+    index = int(torch.searchsorted(mass, u * mass[-1], right=True))
+    return min(index, len(mass) - 1)
+
+
+def _largest(weights: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices of the `count` largest weights, descending; equal weights in order of their index."""
+    if count >= len(weights):
+        return weights.sort(descending=True, stable=True).indices
+    least = weights.topk(count).values[-1]
+    candidates = torch.nonzero(weights >= least).flatten()  # more than `count` where the last place is tied
+    return candidates[weights[candidates].sort(descending=True, stable=True).indices][:count]
+
+
+def _enough_for_top_p(weights: torch.Tensor, top_p: float) -> torch.Tensor:
+    wanted = top_p * weights.sum(dtype=torch.float64)
+    for count in TOP_P_GUESSES:
+        if count < len(weights):
+            candidates = _largest(weights, count)
+            # the same running sum as the caller's, so that both agree on whether it reaches `wanted`
+            if weights[candidates].cumsum(0, dtype=torch.float64)[-1] >= wanted:
+                return candidates
+    return _largest(weights, len(weights))
