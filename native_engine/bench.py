@@ -2,8 +2,9 @@
 
     python -m native_engine.bench --model PATH [--concurrency 1,8,32] [--prompt-tokens 130] [--out 64] [--profile]
 
-Every prompt is different, so the prefix cache has no part in it. Greedy, end-of-text ignored. tok/s counts output tokens over
-the wall time of the whole burst, prefill included; TTFT is from the burst's start; TPOT leaves out the first token.
+Every prompt is different, so the prefix cache has no part in it. Greedy, end-of-text ignored. tok/s counts output
+tokens over the wall time of the whole burst, prefill included; TTFT is from the burst's start; TPOT leaves out the
+first token.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Burst:
         return count / max(times[-1] for times in self.token_times.values())
 
 
-def run_burst(engine: Engine, vocab_size: int, requests: int, prompt_tokens: int, output_tokens: int, seed: int) -> Burst:
+def run_burst(
+    engine: Engine, vocab_size: int, requests: int, prompt_tokens: int, output_tokens: int, seed: int
+) -> Burst:
     """Add all requests at once and step until the engine is idle."""
     source = random.Random(seed)
     params = SamplingParams(max_tokens=output_tokens, temperature=0, ignore_eos=True)

@@ -1,7 +1,7 @@
-"""What a model needs and what a pool holds, as formulas. The runner sizes its cache with them, and so can a plan on paper.
+"""What a model needs and what a pool holds, as formulas: for sizing the cache, and for plans on paper.
 
-    bytes_per_token(config, "bfloat16")            # SmolLM2-135M: 23040
-    num_blocks(512 * MIB, bytes_per_token, 32)     # blocks that fit into half a GiB
+bytes_per_token(config, "bfloat16")            # SmolLM2-135M: 23040
+num_blocks(512 * MIB, bytes_per_token, 32)     # blocks that fit into half a GiB
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """GGUF files: a bounds-checked reader and the dequantisation of the block formats we run.
 
-In: the path of a `.gguf` file (versions 2 and 3, little-endian). Out: its metadata as plain Python values and its tensors as
-fp32. Nothing in the file is trusted: every count, length and offset is checked against the size of the file before it is used.
+In: the path of a `.gguf` file (versions 2 and 3, little-endian). Out: its metadata as plain Python values and its
+tensors as fp32. Nothing in the file is trusted: every count, length and offset is checked against the size of the
+file before it is used.
 
     file = GGUFFile(path)
     file.metadata["general.architecture"]     # "llama"
@@ -44,7 +45,8 @@ class BlockFormat(NamedTuple):
 
 
 def _f32(blocks: Array) -> Array:
-    return blocks.view("<f4")
+    values: Array = blocks.view("<f4")
+    return values
 
 
 def _f16(blocks: Array) -> Array:
@@ -52,7 +54,8 @@ def _f16(blocks: Array) -> Array:
 
 
 def _bf16(blocks: Array) -> Array:
-    return (blocks.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    bits: Array = blocks.view("<u2").astype(np.uint32) << 16
+    return bits.view(np.float32)
 
 
 def _scale(blocks: Array, offset: int = 0) -> Array:
@@ -106,7 +109,7 @@ _SCALARS: dict[int, tuple[str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies. `shape` is rows first, the reverse of the order in the file; `offset` counts from the file's start."""
+    """Where a tensor lies. `shape` is rows first, the reverse of the file's order; `offset` is from its start."""
 
     name: str
     shape: tuple[int, ...]
@@ -210,7 +213,7 @@ class _Reader:
         return struct.unpack(code, self.take(size))[0]
 
     def count(self, what: str) -> int:
-        """A number of things that take at least one byte each, so a corrupt count is caught before anything is reserved."""
+        """A number of things of at least one byte each, so a corrupt count is caught before anything is reserved."""
         value: int = self.scalar("<Q", 8)
         if value > self.size - self.position:
             raise self.error(f"it claims {value} {what}")
@@ -235,7 +238,9 @@ class _Reader:
     def _array(self, depth: int) -> list[Any]:
         kind = self.scalar("<I", 4)
         length = self.count("array items")
-        if kind in _SCALARS:  # one unpack for the whole array: token types and scores have one item per vocabulary entry
+        if (
+            kind in _SCALARS
+        ):  # one unpack for the whole array: token types and scores have one item per vocabulary entry
             code, size = _SCALARS[kind]
             return list(struct.unpack(f"<{length}{code[1]}", self.take(length * size)))
         return [self.value(kind, depth + 1) for _ in range(length)]

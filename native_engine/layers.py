@@ -1,8 +1,9 @@
 """Matrix products with the weights laid out for the machine, and the row counts they are called with.
 
-oneDNN picks a kernel, and with it an order of summation, by the number of rows. From four rows up its bf16 kernels give a row
-the same bits whatever the count; single rows do not, so a step is padded to at least four. Padding to a fixed set of counts
-also bounds the number of kernels that oneDNN has to generate, which would otherwise show up as stalls in the tail latency.
+oneDNN picks a kernel, and with it an order of summation, by the number of rows. From four rows up its bf16 kernels
+give a row the same bits whatever the count; single rows do not, so a step is padded to at least four. Padding to a
+fixed set of counts also bounds the number of kernels that oneDNN has to generate, which would otherwise show up as
+stalls in the tail latency.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch.nn import functional
 
 # Fine where padding would be a large share, coarse where it is not.
-ROW_BUCKETS = (4, 8, 12, 16, 24, 32, 48, 64, *range(80, 257, 16), *range(288, 513, 32))
+ROW_BUCKETS: tuple[int, ...] = (4, 8, 12, 16, 24, 32, 48, 64, *range(80, 257, 16), *range(288, 513, 32))
 
 
 def padded_rows(rows: int) -> int:
@@ -53,6 +54,10 @@ class PlainLinear:
 
 
 def make_linear(weight: torch.Tensor, dtype: torch.dtype) -> Linear:
-    if dtype is torch.bfloat16 and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if (
+        dtype is torch.bfloat16
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    ):
         return PackedLinear(weight)
     return PlainLinear(weight, dtype)

@@ -1,7 +1,7 @@
 """From a path to an engine that can step: checkpoint, kernels, weights, cache, scheduler.
 
-    loaded = load(path, EngineConfig())
-    loaded.engine.add("a", loaded.tokenizer.encode("Once"), SamplingParams(max_tokens=8))
+loaded = load(path, EngineConfig())
+loaded.engine.add("a", loaded.tokenizer.encode("Once"), SamplingParams(max_tokens=8))
 """
 
 from __future__ import annotations

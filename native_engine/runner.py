@@ -1,7 +1,7 @@
 """A plan in, tokens out: lays the plan's chunks out as one flat step, runs the model on it, and samples.
 
-    runner = ModelRunner(model, cache, Sampler(eos_token_ids))
-    tokens = runner.run(plan)       # one entry per chunk, None where the chunk does not sample
+runner = ModelRunner(model, cache, Sampler(eos_token_ids))
+tokens = runner.run(plan)       # one entry per chunk, None where the chunk does not sample
 """
 
 from __future__ import annotations
@@ -49,4 +49,6 @@ def lay_out(chunks: list[ScheduledChunk], block_size: int) -> StepBatch:
 def last_rows(chunks: list[ScheduledChunk]) -> torch.Tensor:
     """Rows of the step that predict a token: the last of each chunk that samples."""
     ends = np.cumsum([chunk.length for chunk in chunks])
-    return torch.tensor([int(end) - 1 for end, chunk in zip(ends, chunks, strict=True) if chunk.samples], dtype=torch.int64)
+    return torch.tensor(
+        [int(end) - 1 for end, chunk in zip(ends, chunks, strict=True) if chunk.samples], dtype=torch.int64
+    )

@@ -1,8 +1,8 @@
 """Logits to tokens.
 
-Greedy rows go together in one argmax. Every other row is sampled on its own, with one random number that is a function of the
-request's seed and of how many tokens it has so far. So a request's text does not depend on its neighbours, nor on whether it
-was preempted and computed again.
+Greedy rows go together in one argmax. Every other row is sampled on its own, with one random number that is a
+function of the request's seed and of how many tokens it has so far. So a request's text does not depend on its
+neighbours, nor on whether it was preempted and computed again.
 
 The order is penalties, temperature, min-p, top-k, top-p; ties are broken by the lower token id.
 """
@@ -77,7 +77,7 @@ def apply_repetition_penalty(scores: torch.Tensor, token_ids: SequenceOf[int], p
 def apply_count_penalties(scores: torch.Tensor, output_ids: SequenceOf[int], presence: float, frequency: float) -> None:
     """OpenAI's penalties: once for having been generated at all, and once for each time."""
     if output_ids:
-        seen, counts = torch.tensor(output_ids).unique(return_counts=True)
+        seen, counts = torch.unique(torch.tensor(output_ids), return_counts=True)
         scores[seen] -= presence + frequency * counts
 
 

@@ -26,7 +26,7 @@ _CONTROL, _USER_DEFINED = 3, 4  # GGUF's token types that are matched in the tex
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: a printable character for each byte. Bytes that print keep their character, the rest follow U+0100."""
+    """GPT-2's alphabet, a printable character for each byte: itself where it prints, else one from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,11 +1,11 @@
-"""Checkpoints: a GGUF file or a Hugging Face folder, seen as one thing - a `ModelConfig` and tensors under Hugging Face's names.
+"""Checkpoints: a GGUF file or a Hugging Face folder, seen as a `ModelConfig` and tensors under Hugging Face's names.
 
     checkpoint = open_checkpoint(path)
     checkpoint.config.num_layers
     checkpoint.tensor("model.layers.0.self_attn.q_proj.weight")     # fp32, rows = outputs
 
-Only what we compute exactly is accepted. An architecture, a rope scaling or a tensor that the model code has no place for is
-refused by name, because running without it would produce text that is quietly wrong.
+Only what we compute exactly is accepted. An architecture, a rope scaling or a tensor that the model code has no place
+for is refused by name, because running without it would produce text that is quietly wrong.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ _GGUF_NAMES = {
 
 
 class GGUFCheckpoint:
-    """A Llama in a GGUF file. Query and key rows are stored with the two halves of each head interleaved; we undo that."""
+    """A Llama in a GGUF file. Its query and key rows interleave the two halves of each head; we undo that."""
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file

@@ -1,11 +1,12 @@
 """The contract between the model and the code that runs on one kind of device.
 
-A step is a flat batch of rows: every decoding sequence adds one, every chunk of a prompt as many as it has tokens. `StepBatch`
-says where each row belongs. A `Backend` computes what lies between the matrix products: norms, the activation, and attention
-over the paged cache.
+A step is a flat batch of rows: every decoding sequence adds one, every chunk of a prompt as many as it has tokens.
+`StepBatch` says where each row belongs. A `Backend` computes what lies between the matrix products: norms, the
+activation, and attention over the paged cache.
 
-What a backend owes the engine: the result for one row depends on that row, its position and its sequence's keys and values
-alone - not on what else is in the step, nor on how a prompt was cut into chunks. The exactness tests compare with `==`.
+What a backend owes the engine: the result for one row depends on that row, its position and its sequence's keys and
+values alone - not on what else is in the step, nor on how a prompt was cut into chunks. The exactness tests compare
+with `==`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Keys and values of all layers. Keys are stored column by column, so that scores of neighbouring positions form vectors.
+    """Keys and values of all layers. Keys lie column by column: scores of neighbouring positions form vectors.
 
     keys    [layers, blocks, kv_heads, head_dim, block_size]
     values  [layers, blocks, kv_heads, block_size, head_dim]
@@ -66,7 +67,7 @@ class KVCache:
 
 
 class Backend(Protocol):
-    """Built for one model and one activation type. Returned tensors are valid until the next call of the same method."""
+    """For one model and one activation type. A returned tensor is valid until the next call of the same method."""
 
     name: str
 
@@ -83,7 +84,7 @@ class Backend(Protocol):
     def attention(self, qkv: torch.Tensor, layer: int, cache: KVCache, batch: StepBatch) -> torch.Tensor:
         """Rotate queries and keys, write keys and values into the cache, attend. [rows, q + 2 kv] -> [rows, q].
 
-        `qkv` may be overwritten. It may have more rows than the step: padding, whose result is finite and means nothing.
+        `qkv` may be overwritten. It may have more rows than the step: padding, whose result is finite but meaningless.
         """
         ...
 

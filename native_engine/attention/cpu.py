@@ -1,7 +1,7 @@
 """The CPU backend: `cpu_kernels.c`, compiled once for this machine and called through ctypes.
 
-ctypes lets go of the GIL during a call, so the event loop of the same process keeps running. torch is imported before the
-library is loaded: both then share torch's OpenMP runtime, and with it one pool of threads.
+ctypes lets go of the GIL during a call, so the event loop of the same process keeps running. torch is imported before
+the library is loaded: both then share torch's OpenMP runtime, and with it one pool of threads.
 
     backend = make_backend(config, rope, torch.bfloat16, cache_dir=None)    # falls back to torch, with a warning
 """
@@ -141,7 +141,7 @@ def load_library(dtype: torch.dtype, cache_dir: Path) -> ctypes.CDLL:
 
 
 def compile_kernels(source: Path, flags: list[str], cache_dir: Path) -> Path:
-    """The shared library for `source`. Its name holds everything that its content depends on, so it never goes stale."""
+    """The shared library for `source`. Its name holds all that its content depends on, so it never goes stale."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise KernelsUnavailable(f"there is no C compiler ({', '.join(COMPILERS)}).")
@@ -172,7 +172,17 @@ def _build(command: list[str], target: Path) -> None:
 
 
 def _flags() -> list[str]:
-    flags = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-fno-math-errno", "-Wall", "-Wno-psabi"]
+    flags = [
+        "-O3",
+        "-march=native",
+        "-fopenmp",
+        "-shared",
+        "-fPIC",
+        "-std=gnu11",
+        "-fno-math-errno",
+        "-Wall",
+        "-Wno-psabi",
+    ]
     if platform.machine() in ("x86_64", "AMD64"):
         flags.append("-mprefer-vector-width=512")  # GCC splits 512-bit vectors by default, although the CPU has them
     return flags

@@ -1,7 +1,7 @@
 """The slow, obvious backend: what attention means, in a few lines of torch, one sequence row after another.
 
-It is the oracle of the kernels' tests, and what runs where no C compiler exists. A row is computed on its own, so its result
-cannot depend on the batch.
+It is the oracle of the kernels' tests, and what runs where no C compiler exists. A row is computed on its own, so its
+result cannot depend on the batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TorchReference:
 
     def attention(self, qkv: torch.Tensor, layer: int, cache: KVCache, batch: StepBatch) -> torch.Tensor:
         config, rows = self._config, batch.num_rows
-        query, key, value = qkv[:rows].split([config.q_size, config.kv_size, config.kv_size], dim=-1)
+        query, key, value = torch.split(qkv[:rows], [config.q_size, config.kv_size, config.kv_size], dim=-1)
         query = self._rotate(query.view(rows, config.num_heads, config.head_dim), batch.positions)
         key = self._rotate(key.view(rows, config.num_kv_heads, config.head_dim), batch.positions)
         self._store(key, value.view(rows, config.num_kv_heads, config.head_dim), layer, cache, batch)
@@ -53,9 +53,7 @@ class TorchReference:
         cache.keys[layer, block, :, :, offset] = key
         cache.values[layer, block, :, offset, :] = value
 
-    def _attend_row(
-        self, query: torch.Tensor, row: int, layer: int, cache: KVCache, batch: StepBatch
-    ) -> torch.Tensor:
+    def _attend_row(self, query: torch.Tensor, row: int, layer: int, cache: KVCache, batch: StepBatch) -> torch.Tensor:
         config = self._config
         known = int(batch.positions[row]) + 1
         blocks = batch.block_tables[batch.sequences[row]][: -(-known // cache.block_size)].long()

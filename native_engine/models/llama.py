@@ -1,10 +1,10 @@
 """Llama (SmolLM2, TinyLlama, Llama 2 and 3): one forward pass over a flat step of rows.
 
     model = Llama(checkpoint, torch.bfloat16, backend)
-    logits = model.forward(token_ids, batch, cache, sample_rows)      # [len(sample_rows), vocab], or None without sample rows
+    logits = model.forward(token_ids, batch, cache, sample_rows)   # [len(sample_rows), vocab]; None without sample rows
 
-Decodes and chunks of prompts lie side by side in one [rows, hidden] matrix, so each weight is read once a step. The residual
-stream is fp32. After the last attention only the rows that are to be sampled go on.
+Decodes and chunks of prompts lie side by side in one [rows, hidden] matrix, so each weight is read once a step. The
+residual stream is fp32. After the last attention only the rows that are to be sampled go on.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Llama:
     def forward(
         self, token_ids: torch.Tensor, batch: StepBatch, cache: KVCache, sample_rows: torch.Tensor
     ) -> torch.Tensor | None:
-        """`token_ids` and `sample_rows` are int64. Writes the rows' keys and values; returns the logits of `sample_rows`."""
+        """`token_ids` and `sample_rows` are int64. Writes keys and values; returns the logits of `sample_rows`."""
         norm, eps = self._backend.add_rms_norm, self.config.rms_norm_eps
         residual = functional.embedding(_pad(token_ids), self._embedding).float()
         delta: torch.Tensor | None = None
@@ -63,7 +63,7 @@ class Llama:
 
 
 def _pad(indices: torch.Tensor) -> torch.Tensor:
-    """Zeros at the end up to a row count that the matrix products take. Rows do not touch each other, so any would do."""
+    """Zeros at the end, up to a row count that the matrix products take. Rows do not touch, so any index would do."""
     return functional.pad(indices, (0, padded_rows(len(indices)) - len(indices)))
 
 

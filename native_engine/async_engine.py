@@ -1,0 +1,263 @@
+"""The engine's asynchronous face: one thread steps the engine, any event loop reads the text.
+
+    engine = AsyncEngine.load(path, EngineConfig())
+    async for delta in engine.generate(engine.encode("Once"), SamplingParams(max_tokens=8), request_id="a"):
+        print(delta.text, end="")
+    engine.close()
+
+The thread owns the engine. Others leave commands in a queue, and the thread takes them between two steps. After a
+step it hands each event loop all its news in one call. Closing the iterator ends the request in the engine before its
+next step. When the thread ends, by `close` or by an error, every request that is open fails with `EngineStopped`;
+nothing waits for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from native_engine.config import EngineConfig
+from native_engine.detokenizer import OutputText
+from native_engine.engine import Stats, StepOutput
+from native_engine.errors import EngineError, EngineStopped
+from native_engine.loading import LoadedModel, load
+from native_engine.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a request gained. Its last delta has a `finish_reason`; its `text` may be empty, e.g. half a character."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: Literal["stop", "length"] | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+
+
+@dataclass(eq=False, slots=True)
+class _Stream:
+    """One request, between the engine thread that fills `news` and the event loop that reads it."""
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    cache_salt: str | None
+    text: OutputText
+    loop: asyncio.AbstractEventLoop
+    news: asyncio.Queue[Delta | EngineError]
+    num_output_tokens: int = 0
+
+    def take(self, output: StepOutput) -> Delta:
+        """Turn a step's tokens into text. The token that ended a request is counted, but is not part of its text."""
+        stopped_by_token = output.finish_reason == "stop"
+        piece = self.text.feed(output.token_ids[:-1] if stopped_by_token else output.token_ids)
+        self.num_output_tokens += len(output.token_ids)
+        reason: Literal["stop", "length"] | None = None
+        if piece.stopped or stopped_by_token:
+            reason = "stop"
+        elif output.finish_reason == "length":
+            reason = "length"
+        held = self.text.finish() if reason and not piece.stopped else ""
+        return Delta(
+            text=piece.text + held,
+            token_ids=output.token_ids,
+            finish_reason=reason,
+            num_prompt_tokens=output.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_cached_tokens=output.num_cached_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    stream: _Stream
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    stream: _Stream
+
+
+class AsyncEngine:
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.max_model_len = loaded.max_model_len
+        self._tokenizer = loaded.tokenizer
+        self._engine = loaded.engine
+        self._stats = loaded.engine.stats()
+        self._streams: dict[str, _Stream] = {}  # the engine thread's
+        self._commands: deque[_Add | _Abort] = deque()  # under the lock, with the two fields below
+        self._closing = False
+        self._stopped: EngineStopped | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="native-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(cls, path: Path, config: EngineConfig, *, kernel_cache: Path | None = None) -> Self:
+        """Load the model at `path`, a GGUF file or a Hugging Face folder. Blocks for seconds: not for an event loop."""
+        return cls(load(path, config, kernel_cache=kernel_cache))
+
+    # --- text
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._tokenizer.chat_template
+
+    @property
+    def bos_token(self) -> str:
+        return self._tokenizer.token_text(self._tokenizer.bos_token_id)
+
+    @property
+    def eos_token(self) -> str:
+        return self._tokenizer.token_text(self._tokenizer.eos_token_id)
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, ids: SequenceOf[int]) -> str:
+        return self._tokenizer.decode(ids)
+
+    # --- requests, from any event loop
+
+    async def generate(
+        self, prompt_ids: list[int], params: SamplingParams, *, request_id: str, cache_salt: str | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        """Deltas until one has a finish reason. Raises `PromptTooLong`, `InvalidParams` or `EngineStopped`."""
+        stream = _Stream(
+            request_id,
+            prompt_ids,
+            params,
+            cache_salt,
+            OutputText(self._tokenizer.token_bytes, params),
+            asyncio.get_running_loop(),
+            asyncio.Queue(),
+        )
+        self._send(_Add(stream))
+        is_over = False
+        try:
+            while not is_over:
+                news = await stream.news.get()
+                is_over = isinstance(news, EngineError) or news.finish_reason is not None
+                if isinstance(news, EngineError):
+                    raise news
+                yield news
+        finally:
+            if not is_over:
+                self._send_if_running(_Abort(stream))
+
+    def stats(self) -> Stats:
+        """As of the last step."""
+        return self._stats
+
+    @property
+    def is_running(self) -> bool:
+        return self._stopped is None and not self._closing
+
+    def close(self) -> None:
+        """End the engine thread, after the step it is in. Safe to call twice."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _send(self, command: _Add | _Abort) -> None:
+        if not self._send_if_running(command):
+            raise self._stopped or EngineStopped("The engine was closed.")
+
+    def _send_if_running(self, command: _Add | _Abort) -> bool:
+        with self._changed:
+            if not self.is_running:
+                return False
+            self._commands.append(command)
+            self._changed.notify()
+        return True
+
+    # --- the engine thread
+
+    def _run(self) -> None:
+        stopped = EngineStopped("The engine was closed.")
+        try:
+            while self._wait_for_work():
+                self._obey_commands()
+                self._step()
+        except BaseException as error:
+            logger.exception("The engine thread failed.")
+            stopped = EngineStopped(f"The engine failed: {error!r}.")
+            stopped.__cause__ = error
+        finally:
+            self._fail_everything(stopped)
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is a command or a step to make; False when the engine is to close."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._commands or self._engine.has_work)
+            return not self._closing
+
+    def _obey_commands(self) -> None:
+        while self._commands:
+            command = self._commands.popleft()
+            stream = command.stream
+            if isinstance(command, _Add):
+                self._add(stream)
+            elif self._streams.get(stream.request_id) is stream:  # a finished request's id may be in use again
+                del self._streams[stream.request_id]
+                self._engine.abort(stream.request_id)
+
+    def _add(self, stream: _Stream) -> None:
+        try:
+            self._engine.add(stream.request_id, stream.prompt_ids, stream.params, cache_salt=stream.cache_salt)
+        except EngineError as error:
+            self._deliver([(stream, error)])
+        else:
+            self._streams[stream.request_id] = stream
+
+    def _step(self) -> None:
+        news: list[tuple[_Stream, Delta | EngineError]] = []
+        for output in self._engine.step():
+            stream = self._streams[output.request_id]
+            delta = stream.take(output)
+            news.append((stream, delta))
+            if delta.finish_reason:
+                del self._streams[stream.request_id]
+                if output.finish_reason is None:  # a stop string: the engine knows nothing of text
+                    self._engine.abort(stream.request_id)
+        self._stats = self._engine.stats()
+        self._deliver(news)
+
+    def _deliver(self, news: list[tuple[_Stream, Delta | EngineError]]) -> None:
+        """One call per event loop and step. A loop that was closed takes its requests with it."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Delta | EngineError]]] = {}
+        for item in news:
+            by_loop.setdefault(item[0].loop, []).append(item)
+        for loop, items in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_put_all, items)
+            except RuntimeError:  # the loop is closed: nobody will ever read this
+                for stream, _ in items:
+                    if self._streams.pop(stream.request_id, None):
+                        self._engine.abort(stream.request_id)
+
+    def _fail_everything(self, reason: EngineStopped) -> None:
+        with self._changed:
+            self._stopped = reason
+            pending = [command.stream for command in self._commands if isinstance(command, _Add)]
+            self._commands.clear()
+        streams = [*self._streams.values(), *pending]
+        self._streams.clear()
+        self._deliver([(stream, reason) for stream in streams])
+
+
+def _put_all(items: list[tuple[_Stream, Delta | EngineError]]) -> None:
+    for stream, news in items:
+        stream.news.put_nowait(news)
