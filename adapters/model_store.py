@@ -21,7 +21,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import msgspec
 from msgspec import Struct
@@ -302,9 +302,9 @@ def _entry(file: Path) -> FileEntry:
         return FileEntry(size=file.stat().st_size, sha256=hashlib.file_digest(stream, "sha256").hexdigest())
 
 
-def _write_stream(source: object, target: Path) -> None:
+def _write_stream(source: IO[bytes], target: Path) -> None:
     with target.open("wb") as sink:
-        shutil.copyfileobj(source, sink, 1 << 20)  # type: ignore[arg-type]  # ZipExtFile reads bytes
+        shutil.copyfileobj(source, sink, 1 << 20)
 
 
 def _write_manifest(folder: Path, manifest: Manifest) -> None:

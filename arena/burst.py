@@ -1,6 +1,6 @@
 """A quick look at raw speed: c requests at once, all different, and the output tokens per second of the whole burst.
 
-A burst is closed-loop and says nothing about latency targets; `arena run` is the verdict. Engines take turns, each alone on
+A burst is closed-loop and says nothing about latency targets; `arena run` is the verdict. Engines take turns, alone on
 the machine, in the order A B C, C B A, so that a drift of the machine touches all of them alike.
 
     rows = await burst_table(["native", "vllm"], concurrency=[1, 8, 32], ...)
@@ -60,7 +60,7 @@ class Burst:
 
 @dataclass(frozen=True, slots=True)
 class BurstRow:
-    """Medians over all rounds and passes of one engine at one depth; `lo` and `hi` are the slowest and fastest round."""
+    """Medians over all rounds of one engine at one depth; `lo` and `hi` are the slowest and the fastest round."""
 
     engine: str
     concurrency: int
@@ -82,7 +82,7 @@ async def burst_table(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[BurstRow]:
-    """One row per engine and depth. An engine that does not start or breaks raises its own error: a table has no holes."""
+    """One row per engine and depth. An engine that does not start, or breaks, raises: a table has no holes."""
     bursts: dict[tuple[str, int], list[Burst]] = {}
     rng = random.Random(shape.seed)
     for number in range(shape.passes):
