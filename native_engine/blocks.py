@@ -154,10 +154,10 @@ class BlockPool:
         for table in tables:
             require(len(set(table)) == len(table), f"A table holds a block twice: {table}.")
             in_tables.update(table)
+        require(in_tables.keys() | self._free.keys() <= set(range(self.num_blocks)), "A block does not exist.")
         for block, references in enumerate(self._references):
             require(references == in_tables[block], f"Block {block}: {references} counted, {in_tables[block]} in use.")
             require((references == 0) == (block in self._free), f"Block {block} is neither free nor owned, or both.")
-        require(len(self._free) <= self.num_blocks, "The free list holds blocks that do not exist.")
         require(len(self._published) == len(self._block_of_hash), "Hashes and published blocks are not one to one.")
         for digest, block in self._block_of_hash.items():
             entry = self._published.get(block)

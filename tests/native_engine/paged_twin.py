@@ -1,0 +1,164 @@
+"""A twin of the model runner, without a model: its cache holds tokens where the real one holds keys and values.
+
+It runs plans as the real runner does: first every chunk is written through its block table, then every chunk reads
+all positions from 0 to its end through the same table. A read that does not find the right token at the right position
+raises, so a wrong table, a block with two owners, a stale hit or an early free shows at once. The next token is a hash
+of everything that was read, so outputs can be compared with `expected_output`, which knows no blocks and no batches.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from struct import pack
+
+from native_engine.blocks import BlockPool
+from native_engine.config import SchedulerConfig
+from native_engine.engine import Engine
+from native_engine.sampling_params import SamplingParams
+from native_engine.step import ScheduledChunk, StepPlan
+
+VOCAB_SIZE = 50
+EOS = 0
+
+
+class PagedTwin:
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.cells: dict[tuple[int, int], tuple[int, int]] = {}  # (block, offset) -> (position, token)
+        self.plans: list[list[tuple[str, int, int, bool]]] = []  # per step: (request, start, length, samples)
+        self.before_answer: Callable[[StepPlan], None] = lambda plan: None
+
+    def run(self, plan: StepPlan) -> list[int | None]:
+        self.plans.append([(c.sequence.request_id, c.start, c.length, c.samples) for c in plan.chunks])
+        self._check_plan(plan)
+        written: set[tuple[int, int]] = set()
+        for chunk in plan.chunks:
+            for position, token in enumerate(chunk.token_ids, start=chunk.start):
+                cell = self._cell(chunk, position)
+                assert cell not in written, f"two chunks write {cell} in one step"
+                written.add(cell)
+                self.cells[cell] = (position, token)
+        self.before_answer(plan)
+        return [self._sample(chunk) if chunk.samples else self._read(chunk) and None for chunk in plan.chunks]
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        sequences = [chunk.sequence for chunk in plan.chunks]
+        assert len(set(map(id, sequences))) == len(sequences), "a sequence is planned twice in one step"
+        assert not set(map(id, sequences)) & set(map(id, plan.preempted)), "a preempted sequence is still planned"
+        for chunk in plan.chunks:
+            assert chunk.length >= 1, "a chunk without tokens"
+            assert chunk.start == chunk.sequence.num_computed_tokens, "a chunk starts where nothing has been computed"
+            assert chunk.samples == (chunk.end == chunk.sequence.num_tokens)
+
+    def _cell(self, chunk: ScheduledChunk, position: int) -> tuple[int, int]:
+        block, offset = divmod(position, self.pool.block_size)
+        return chunk.sequence.block_table[block], offset
+
+    def _read(self, chunk: ScheduledChunk) -> list[int]:
+        found = [self.cells.get(self._cell(chunk, position)) for position in range(chunk.end)]
+        expected = list(enumerate(chunk.sequence.token_ids[: chunk.end]))
+        assert found == expected, f"{chunk.sequence.request_id} reads what it did not write"
+        return [token for _, token in expected]
+
+    def _sample(self, chunk: ScheduledChunk) -> int:
+        return next_token(self._read(chunk), chunk.sequence.num_prompt_tokens, chunk.sequence.params)
+
+
+def next_token(prefix: Sequence[int], num_prompt_tokens: int, params: SamplingParams) -> int:
+    """Some token that depends on every token of the prefix; no stop token before `min_tokens`, as the real sampler."""
+    token = zlib.crc32(pack(f"<{len(prefix)}I", *prefix)) % VOCAB_SIZE
+    if len(prefix) - num_prompt_tokens < params.min_tokens:
+        while token == EOS or token in params.stop_token_ids:
+            token = (token + 1) % VOCAB_SIZE
+    return token
+
+
+def expected_output(prompt_ids: Sequence[int], params: SamplingParams, max_len: int) -> tuple[list[int], str]:
+    """What the request must answer, whatever else goes on in the engine: its tokens and its finish reason."""
+    tokens = list(prompt_ids)
+    while True:
+        token = next_token(tokens, len(prompt_ids), params)
+        tokens.append(token)
+        output = tokens[len(prompt_ids) :]
+        may_stop = len(output) > params.min_tokens
+        if may_stop and ((token == EOS and not params.ignore_eos) or token in params.stop_token_ids):
+            return output, "stop"
+        if len(output) == params.max_tokens or len(tokens) == max_len:
+            return output, "length"
+
+
+class Bench:
+    """An engine on a twin, and the answers it has given so far. Every step ends with `check()`."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int = 4,
+        max_num_seqs: int = 4,
+        max_num_batched_tokens: int = 16,
+        max_model_len: int = 10_000,
+        max_chunk_tokens: int | None = None,
+        caching: bool = True,
+        eos_token_ids: frozenset[int] = frozenset([EOS]),
+    ) -> None:
+        self.config = SchedulerConfig(
+            max_model_len=max_model_len,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=eos_token_ids,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_chunk_tokens=max_chunk_tokens,
+            enable_prefix_caching=caching,
+        )
+        self.pool = BlockPool(num_blocks, block_size)
+        self.twin = PagedTwin(self.pool)
+        self.engine = Engine(self.config, self.pool, self.twin)
+        self.outputs: dict[str, list[int]] = {}
+        self.finish_reasons: dict[str, str] = {}
+        self.cached: dict[str, int] = {}
+
+    def add(
+        self, request_id: str, prompt_ids: Sequence[int], *, cache_salt: str | None = None, **params: object
+    ) -> None:
+        """Requests without `max_tokens` end after 8; they never end by chance, unless they ask to."""
+        self.engine.add(
+            request_id,
+            prompt_ids,
+            SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **params}),  # type: ignore[arg-type]
+            cache_salt=cache_salt,
+        )
+        self.outputs[request_id] = []
+
+    def step(self) -> None:
+        for output in self.engine.step():
+            assert output.request_id not in self.finish_reasons, "a finished request goes on"
+            self.outputs[output.request_id] += output.token_ids
+            self.cached[output.request_id] = output.num_cached_tokens
+            if output.finish_reason is not None:
+                self.finish_reasons[output.request_id] = output.finish_reason
+        self.engine.check()
+
+    def run(self, max_steps: int = 1000) -> None:
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError(f"still at work after {max_steps} steps: {self.engine.stats()}")
+
+    def answer(self, request_id: str, prompt_ids: Sequence[int], **options: object) -> list[int]:
+        """The answer of a request that runs to its end now, together with whatever is in the engine."""
+        self.add(request_id, prompt_ids, **options)  # type: ignore[arg-type]
+        self.run()
+        return self.outputs[request_id]
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """A prompt whose tokens depend on the seed from the first one on."""
+    return [1 + (seed * 7 + i * (seed + 3)) % (VOCAB_SIZE - 1) for i in range(length)]
+
+
+def generates(prompt_ids: Sequence[int], num_tokens: int = 8) -> list[int]:
+    """What a request of `Bench.add` answers when nothing goes wrong."""
+    return expected_output(prompt_ids, SamplingParams(max_tokens=num_tokens, ignore_eos=True), max_len=10**9)[0]
