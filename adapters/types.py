@@ -14,12 +14,14 @@ protocol.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from adapters.errors import InvalidRequest
+
+T = TypeVar("T")
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -207,8 +209,13 @@ def decode_completion(body: bytes) -> CompletionRequest:
 
 
 def _decode(kind: type, body: bytes) -> Any:
+    return decode_as(_decoders[kind], body)
+
+
+def decode_as(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode with a decoder of the caller's own; `InvalidRequest` names the field at fault."""
     try:
-        return _decoders[kind].decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:  # "Expected `int`, got `str` - at `$.max_tokens`"
         reason, _, path = str(error).partition(" - at `$")
         field = path.strip("`.").split(".")[0].split("[")[0] or None

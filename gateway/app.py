@@ -1,0 +1,54 @@
+"""The wiring: what the gateway is made of, and in which order it starts and stops.
+
+request -> recording -> enveloping -> handler -> dispatcher -> fleet's replica -> adapter -> engine
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from aiohttp import web
+
+from adapters import registry
+from gateway import health
+from gateway.config import Config, FindAdapter
+from gateway.dispatch import Dispatcher
+from gateway.fleet import Fleet
+from gateway.handlers.admin import AdminHandlers
+from gateway.handlers.openai import OpenAIHandlers
+from gateway.metrics import Metrics
+from gateway.middleware import enveloping, headers_of, recording
+
+FLEET = web.AppKey("fleet", Fleet)
+DISPATCHER = web.AppKey("dispatcher", Dispatcher)
+
+
+def create_app(config: Config, *, home: Path, find_adapter: FindAdapter = registry.adapter_class) -> web.Application:
+    fleet = Fleet(config, find_adapter=find_adapter, home=home)
+    metrics = Metrics(fleet)
+    dispatcher = Dispatcher(fleet, metrics, max_in_flight=config.server.max_in_flight)
+
+    app = web.Application(
+        middlewares=[recording(metrics, log_access=config.logs.access), enveloping(dispatcher)],
+        client_max_size=config.server.max_body_mib << 20,
+    )
+    app.on_response_prepare.append(headers_of(dispatcher))
+    app.add_routes(OpenAIHandlers(dispatcher, fleet, config.server).routes())
+    app.add_routes(AdminHandlers(dispatcher, fleet, metrics).routes())
+
+    async def running(_: web.Application) -> AsyncIterator[None]:
+        fleet.start()
+        probes = asyncio.create_task(health.watch(fleet, config.health), name="health probes")
+        yield
+        probes.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await probes
+        await fleet.close()
+
+    app.cleanup_ctx.append(running)
+    app[FLEET] = fleet
+    app[DISPATCHER] = dispatcher
+    return app

@@ -1,0 +1,64 @@
+"""Reading a request's body: its type, size, time and depth are checked before it is parsed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from aiohttp import web
+
+from adapters.errors import BodyTooLarge, InvalidRequest, RequestTimeout
+from gateway.config import ServerConfig
+from gateway.envelope import JSON, UnsupportedMediaType
+
+MAX_DEPTH = 64
+MAX_BRACKETS = 200_000  # objects and lists in one body; bounds the time of the scan, and no honest request comes near
+
+# A whole JSON string; an unfinished one is taken to the end of the text, so that the scan stays linear on any input.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_TO_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NOT_BRACKETS = bytes(byte for byte in range(256) if chr(byte) not in "[]{}")
+
+
+async def read_json(request: web.Request, limits: ServerConfig) -> bytes:
+    """The body's bytes, which claim to be JSON and do not nest too deep."""
+    if request.content_type != JSON:
+        raise UnsupportedMediaType(f"Send the request with Content-Type: {JSON}.")
+    too_large = BodyTooLarge(f"The body is larger than {limits.max_body_mib} MiB.")
+    if request.content_length is not None and request.content_length > limits.max_body_mib << 20:
+        raise too_large
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            body = await request.read()
+    except TimeoutError as error:
+        raise RequestTimeout(f"The body did not arrive within {limits.body_timeout_s:g} s.") from error
+    except web.HTTPRequestEntityTooLarge as error:
+        raise too_large from error
+    except web.RequestPayloadError as error:
+        raise InvalidRequest("The body was cut short or is not encoded as its headers say.") from error
+    check_depth(body)
+    return body
+
+
+def check_depth(body: bytes) -> None:
+    """Refuse JSON nested deeper than `MAX_DEPTH`, without recursion and in time linear in the body.
+
+    >>> check_depth(b'{"a": [1, 2]}')
+    >>> check_depth(b"[" * 65 + b"]" * 65)
+    Traceback (most recent call last):
+        ...
+    adapters.errors.InvalidRequest: The body nests deeper than 64 levels.
+    """
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return
+    brackets = _STRING.sub(b"", body).translate(_TO_SQUARE, _NOT_BRACKETS)
+    if len(brackets) > 2 * MAX_BRACKETS:
+        raise InvalidRequest(f"The body holds more than {MAX_BRACKETS} objects and lists.")
+    for _ in range(MAX_DEPTH):  # each round takes off the innermost level
+        peeled = brackets.replace(b"[]", b"")
+        if len(peeled) == len(brackets):
+            break
+        brackets = peeled
+    # What is left is too deep, or was never closed; a few unclosed brackets are for the parser to explain.
+    if brackets.count(b"[") > MAX_DEPTH or b"[]" in brackets:
+        raise InvalidRequest(f"The body nests deeper than {MAX_DEPTH} levels.")

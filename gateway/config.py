@@ -1,0 +1,291 @@
+"""The gateway's configuration: a YAML file in, frozen structs out, or one sentence that says what is wrong and where.
+
+    config = load_config(Path("configs/local.yaml"))
+
+Every key is a field below, and configs/gateway.example.yaml shows them all. An unknown key is an error with its path
+and the nearest spelling. A replica's `options` are the engine's own keys, checked against its adapter's `Options`.
+Secrets are never written in the file: `api_key_env: NAME` or `api_key_file: PATH` gives the adapter its `api_key`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct
+
+from adapters import registry
+from adapters.base import EngineAdapter, EngineOptions
+from adapters.errors import GoodgateError
+
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
+Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
+AdapterClass: TypeAlias = type[EngineAdapter[Any]]
+FindAdapter: TypeAlias = Callable[[str], AdapterClass]
+RoutingPolicy: TypeAlias = Literal["round_robin", "least_load"]
+
+MAX_CONFIG_BYTES = 1 << 20
+_SECRET = re.compile(r"(^|_)(key|token|secret|password)$")
+
+
+class ConfigError(GoodgateError):
+    """The configuration cannot be used. The message names the place and what to write there."""
+
+    code = "config_error"
+
+
+class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the gateway listens, and the limits that protect it."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 8080
+    max_body_mib: Annotated[int, Meta(ge=1, le=1024)] = 32
+    header_timeout_s: Seconds = 10
+    body_timeout_s: Seconds = 30
+    write_timeout_s: Seconds = 30
+    heartbeat_s: Seconds = 15
+    max_in_flight: Annotated[int, Meta(ge=1, le=1_000_000)] = 512
+    drain_timeout_s: Annotated[float, Meta(ge=0, le=86_400)] = 30
+
+
+class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often each replica is asked for its health, and how long it may take to answer."""
+
+    interval_s: Seconds = 5
+    timeout_s: Seconds = 5
+
+
+class LogsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is logged to stderr: one line an event, never a prompt or a key."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+    access: bool = True
+
+
+class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One running instance of an engine, or with `launch` one that the gateway starts and stops."""
+
+    engine: Name
+    name: Name | None = None
+    launch: bool = False
+    model: Name | None = None
+    options: dict[str, Any] = {}
+
+
+class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model as clients name it, and the replicas that serve it."""
+
+    name: Name
+    aliases: tuple[Name, ...] = ()
+    routing: RoutingPolicy = "least_load"
+    fallbacks: tuple[Name, ...] = ()
+    max_attempts: Annotated[int, Meta(ge=1, le=10)] = 3
+    replicas: Annotated[tuple[ReplicaConfig, ...], Meta(min_length=1)]
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    server: ServerConfig = ServerConfig()
+    health: HealthConfig = HealthConfig()
+    logs: LogsConfig = LogsConfig()
+    models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
+
+
+def load_config(path: Path, find_adapter: FindAdapter = registry.adapter_class) -> Config:
+    """Read, decode and check a configuration file."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"Cannot read the configuration {path}: {reason}; give its path with --config.") from error
+    if len(text) > MAX_CONFIG_BYTES:
+        raise ConfigError(f"The configuration {path} is larger than {MAX_CONFIG_BYTES} bytes.")
+    try:
+        return parse_config(_read_yaml(text), find_adapter)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}") from error
+
+
+def parse_config(data: object, find_adapter: FindAdapter = registry.adapter_class) -> Config:
+    """Plain data to a checked `Config`, with every replica named."""
+    if not isinstance(data, dict):
+        raise ConfigError("The configuration must be a mapping with the key `models`.")
+    for unknown in _unknown_keys(data, Config, ""):
+        raise ConfigError(unknown)
+    try:
+        config = msgspec.convert(data, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(error)) from error
+    config = _with_replica_names(config)
+    _check_names(config)
+    for model in config.models:
+        for replica in model.replicas:
+            _check_replica(replica, model, find_adapter)
+    return config
+
+
+def adapter_options(replica: ReplicaConfig, adapter: AdapterClass) -> EngineOptions:
+    """The engine's own keys as its `Options`, with secrets read from where the file points."""
+    where = f"options of replica {replica.name!r}"
+    options = _resolve_secrets(replica.options, adapter, where)
+    _check_options(options, adapter, where)
+    try:
+        return msgspec.convert(options, adapter.Options)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{_explain(error)} ({where})") from error
+
+
+def describe(config: Config, find_adapter: FindAdapter = registry.adapter_class) -> str:
+    """The resolved configuration as YAML: with defaults and engine options, without the value of any secret."""
+    data = msgspec.to_builtins(config)
+    for model, shown in zip(config.models, data["models"], strict=True):
+        for replica, shown_replica in zip(model.replicas, shown["replicas"], strict=True):
+            if not replica.launch:
+                shown_replica["options"] = _shown_options(replica, find_adapter(replica.engine))
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+
+
+def _shown_options(replica: ReplicaConfig, adapter: AdapterClass) -> dict[str, Any]:
+    resolved: dict[str, Any] = msgspec.to_builtins(adapter_options(replica, adapter))
+    hidden = {key for key in resolved if _SECRET.search(key)}
+    return {**{key: value for key, value in resolved.items() if key not in hidden}, **replica.options}
+
+
+def _read_yaml(text: bytes) -> object:
+    try:
+        # Aliases can grow a small file into gigabytes, and a configuration needs none.
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)):
+            raise ConfigError("YAML aliases (`*name`) are not allowed in a configuration.")
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"This is not valid YAML: {' '.join(str(error).split())}.") from error
+
+
+def _unknown_keys(data: object, kind: Any, path: str) -> Iterator[str]:
+    """Sentences about keys that no field has. msgspec refuses them too, but cannot say which name was meant."""
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        if isinstance(data, dict):
+            types = msgspec.structs.fields(kind)
+            fields = {field.name: field.type for field in types}
+            for key, value in data.items():
+                if key not in fields:
+                    yield f"Unknown key `{path}{key}`{_nearest(str(key), fields)}."
+                else:
+                    yield from _unknown_keys(value, fields[key], f"{path}{key}.")
+    elif isinstance(data, list):
+        for item_kind in _structs_within(kind):
+            for index, item in enumerate(data):
+                yield from _unknown_keys(item, item_kind, f"{path.removesuffix('.')}[{index}].")
+
+
+def _structs_within(kind: Any) -> Iterator[type[Struct]]:
+    for argument in getattr(kind, "__args__", ()):
+        if isinstance(argument, type) and issubclass(argument, Struct):
+            yield argument
+        else:
+            yield from _structs_within(argument)
+
+
+def _nearest(name: str, known: Mapping[str, object] | set[str]) -> str:
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean `{matches[0]}`?" if matches else f" (known: {', '.join(sorted(known))})"
+
+
+def _explain(error: msgspec.ValidationError) -> str:
+    reason, _, path = str(error).partition(" - at `$")
+    place = path.strip("`.")
+    return f"{reason} at `{place}`." if place else f"{reason}."
+
+
+def _with_replica_names(config: Config) -> Config:
+    models = [
+        msgspec.structs.replace(
+            model,
+            replicas=tuple(
+                msgspec.structs.replace(replica, name=replica.name or f"{replica.engine}-{index}")
+                for index, replica in enumerate(model.replicas)
+            ),
+        )
+        for model in config.models
+    ]
+    return msgspec.structs.replace(config, models=tuple(models))
+
+
+def _check_names(config: Config) -> None:
+    """Each name a client can send leads to one model, replicas of a model differ, and fallbacks exist."""
+    owners: dict[str, str] = {}
+    for model in config.models:
+        for name in (model.name, *model.aliases):
+            if name in owners:
+                raise ConfigError(f"The name {name!r} leads to two models: {owners[name]!r} and {model.name!r}.")
+            owners[name] = model.name
+        replica_names = [replica.name for replica in model.replicas]
+        for twice in {name for name in replica_names if replica_names.count(name) > 1}:
+            raise ConfigError(f"Model {model.name!r} has two replicas named {twice!r}; give each its own `name`.")
+    known = {model.name for model in config.models}
+    for model in config.models:
+        for fallback in model.fallbacks:
+            if fallback not in known:
+                raise ConfigError(
+                    f"Model {model.name!r} falls back to an unknown model {fallback!r}{_nearest(fallback, known)}."
+                )
+            if fallback == model.name:
+                raise ConfigError(f"Model {model.name!r} falls back to itself.")
+
+
+def _check_replica(replica: ReplicaConfig, model: ModelConfig, find_adapter: FindAdapter) -> None:
+    where = f"replica {replica.name!r} of model {model.name!r}"
+    try:
+        adapter = find_adapter(replica.engine)
+    except ValueError as error:
+        raise ConfigError(f"{error} ({where})") from error
+    if replica.launch and replica.model is None:
+        raise ConfigError(f"`launch: true` needs `model:`, the model to start the engine with ({where}).")
+    if not replica.launch and replica.model is not None:
+        raise ConfigError(f"`model:` belongs to `launch: true`; without it, write `options: {{model: ...}}` ({where}).")
+    if not replica.launch:  # a launched engine's options are read by its launcher, and differ from its adapter's
+        adapter_options(replica, adapter)
+
+
+def _resolve_secrets(options: Mapping[str, Any], adapter: AdapterClass, where: str) -> dict[str, Any]:
+    fields = set(adapter.Options.__struct_fields__)
+    resolved: dict[str, Any] = {}
+    for key, value in options.items():
+        base, _, source = key.rpartition("_")
+        if _SECRET.search(key) and key in fields:
+            raise ConfigError(f"Do not write a secret in the file: use `{key}_env` or `{key}_file` ({where}).")
+        if base in fields and _SECRET.search(base) and source in ("env", "file"):
+            resolved[base] = _read_secret(source, str(value), key, where)
+        else:
+            resolved[key] = value
+    return resolved
+
+
+def _read_secret(source: str, name: str, key: str, where: str) -> str:
+    if source == "env":
+        value = os.environ.get(name, "")
+        if not value:
+            raise ConfigError(f"The environment variable {name!r} named by `{key}` is not set ({where}).")
+        return value
+    try:
+        return Path(name).expanduser().read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"Cannot read the file {name!r} named by `{key}`: {error.strerror} ({where}).") from error
+
+
+def _check_options(options: Mapping[str, Any], adapter: AdapterClass, where: str) -> None:
+    fields = set(adapter.Options.__struct_fields__)
+    secrets = {f"{field}_{source}" for field in fields if _SECRET.search(field) for source in ("env", "file")}
+    for key in options:
+        if key not in fields:
+            known = {field for field in fields if not _SECRET.search(field)} | secrets
+            raise ConfigError(f"The engine {adapter.engine!r} has no option `{key}`{_nearest(key, known)} ({where}).")

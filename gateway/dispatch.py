@@ -1,0 +1,260 @@
+"""One request's life: admit -> route -> attempt -> stream -> record.
+
+    async with dispatcher.open([request], trace) as answer:      # the first chunk is in hand, nothing has been sent yet
+        async for chunk in answer:
+            ...
+
+Opening may try several replicas, then those of the fallback models, as long as the failures are retryable; once `open`
+has answered there is no second attempt, because the client may have seen a part of the first. A client that does not
+stream sees nothing before the end, so there the whole answer is in hand before `open` answers. Leaving the block, for
+whatever reason, closes the adapter's generator, and that stops the engine's work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
+
+from adapters.base import EngineAdapter
+from adapters.errors import (
+    EngineProtocolError,
+    EngineUnavailable,
+    GoodgateError,
+    InvalidRequest,
+    StreamInterrupted,
+    UnsupportedParameter,
+)
+from adapters.types import Chunk, GenerateRequest, Usage
+from gateway import admission, logs
+from gateway.fan_out import fan_out
+from gateway.fleet import Fleet, Replica, ServedModel, State
+from gateway.metrics import Metrics
+from gateway.routing import POLICIES, ReplicaView
+from gateway.trace import Trace, new_request_id
+
+NOT_READY_RETRY_AFTER_S = 2.0
+CANCELLED = "cancelled"
+
+_log = logs.logger("dispatch")
+
+
+class Answer:
+    """A generation under way. Iterating gives its chunks; `account` is told the usage when it comes by."""
+
+    def __init__(
+        self, model: str, first: Chunk, rest: AsyncGenerator[Chunk, None], account: Callable[[Usage], None]
+    ) -> None:
+        self.model = model
+        self.account = account
+        self._first: Chunk | None = first
+        self._rest = rest
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self
+
+    def __anext__(self) -> Awaitable[Chunk]:
+        # Not a coroutine itself: every chunk passes here, and one frame less is a tenth of its cost.
+        if self._first is None:
+            return self._rest.__anext__()
+        first, self._first = self._first, None
+        return _given(first)
+
+
+async def _given(chunk: Chunk) -> Chunk:
+    return chunk
+
+
+class Dispatcher:
+    def __init__(self, fleet: Fleet, metrics: Metrics, *, max_in_flight: int) -> None:
+        self._fleet = fleet
+        self._metrics = metrics
+        self._max_in_flight = max_in_flight
+        self.in_flight = 0
+        self.is_draining = False
+        self.is_cut_off = False  # draining took too long, and what is still open is being cancelled
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def open(self, requests: Sequence[GenerateRequest], trace: Trace) -> AsyncIterator[Answer]:
+        """Generate for one prompt or several; several become one answer whose choice index is prompt * n + k."""
+        model = self._fleet.resolve(requests[0].model)
+        trace.model = model.name
+        with self._admitted(len(requests)):
+            if len(requests) == 1:
+                async with self._answer(model, trace, requests[0]) as answer:
+                    yield answer
+            else:
+                opens = [partial(self._answer, model, trace, request) for request in requests]
+                async with fan_out(opens, requests[0].num_choices) as chunks:
+                    yield Answer(model.name, await anext(chunks), chunks, _counted_already)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse what is new, let what is open finish, and after the time cancel what is left."""
+        self.is_draining = True
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
+        self.is_cut_off = True
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=2)
+
+    @contextmanager
+    def _admitted(self, num_wanted: int) -> Iterator[None]:
+        if num_wanted > self._max_in_flight:
+            raise InvalidRequest(f"One request may hold at most {self._max_in_flight} prompts.", param="prompt")
+        refusal = admission.refusal(
+            num_wanted,
+            in_flight=self.in_flight,
+            max_in_flight=self._max_in_flight,
+            is_draining=self.is_draining,
+        )
+        if refusal is not None:
+            raise refusal
+        task = asyncio.current_task()
+        assert task is not None
+        self.in_flight += num_wanted
+        self._tasks.add(task)
+        try:
+            yield
+        finally:
+            self.in_flight -= num_wanted
+            self._tasks.discard(task)
+
+    @asynccontextmanager
+    async def _answer(self, model: ServedModel, trace: Trace, request: GenerateRequest) -> AsyncIterator[Answer]:
+        """The answer of the first replica that gives one."""
+        async with AsyncExitStack() as stack:
+            yield await self._first_to_answer(stack, model, trace, request)
+
+    async def _first_to_answer(
+        self, stack: AsyncExitStack, model: ServedModel, trace: Trace, request: GenerateRequest
+    ) -> Answer:
+        failure: GoodgateError | None = None
+        for replica in self._route(model, request):
+            try:
+                return await stack.enter_async_context(self._attempt(replica, trace, request))
+            except GoodgateError as error:
+                if not error.retryable:
+                    raise
+                failure = error
+        assert failure is not None  # _route gives at least one replica, or raises
+        raise failure
+
+    def _route(self, model: ServedModel, request: GenerateRequest) -> Iterator[Replica]:
+        """Replicas that honour the request's fields, best first: the model's own, then those of its fallbacks."""
+        refused: UnsupportedParameter | None = None
+        num_given = 0
+        chain = [model, *(self._fleet.models[name] for name in model.config.fallbacks)]
+        for replica in (replica for served in chain for replica in self._in_order(served)):
+            try:
+                _adapter(replica).check_parameters(request)
+            except UnsupportedParameter as error:
+                refused = refused or error
+                continue
+            yield replica
+            num_given += 1
+            if num_given == model.config.max_attempts:
+                return
+        if num_given == 0:
+            if refused is not None:
+                raise refused
+            yield self._last_resort(model)
+
+    def _in_order(self, model: ServedModel) -> list[Replica]:
+        ready = {replica.name: replica for replica in model.replicas if replica.is_ready}
+        views = [ReplicaView(replica.name, replica.in_flight) for replica in ready.values()]
+        return [ready[view.name] for view in POLICIES[model.config.routing](views, self._fleet.next_turn(model))]
+
+    def _last_resort(self, model: ServedModel) -> Replica:
+        """With nothing ready, one try on a replica that was: it may be back before the next probe says so."""
+        for replica in model.replicas:
+            if replica.state is State.UNHEALTHY and replica.adapter is not None:
+                return replica
+        states = ", ".join(f"{replica.name} is {replica.state.value}" for replica in model.replicas)
+        raise EngineUnavailable(
+            f"No replica of model {model.name!r} is ready: {states}.", retry_after_s=NOT_READY_RETRY_AFTER_S
+        )
+
+    @asynccontextmanager
+    async def _attempt(self, replica: Replica, trace: Trace, request: GenerateRequest) -> AsyncIterator[Answer]:
+        """One try on one replica, open for as long as the block. Its outcome is counted once, whatever it is."""
+        trace.num_attempts += 1
+        trace.engine, trace.replica = replica.engine, replica.name
+        outcome = "ok"
+        chunks = _adapter(replica).generate(request, request_id=new_request_id())
+        with self._fleet.generation(replica):
+            try:
+                first = await self._first_chunk(chunks, replica, trace)
+                rest = chunks if request.is_stream else await _read_whole(first, chunks, request.num_choices)
+                yield Answer(replica.model, first, rest, partial(self._account, replica, trace))
+            except GoodgateError as error:
+                outcome = error.code or error.type
+                self._note_failure(replica, trace, error)
+                raise
+            except (asyncio.CancelledError, GeneratorExit):
+                outcome = CANCELLED
+                raise
+            except Exception:
+                outcome = "internal_error"
+                raise
+            finally:
+                await chunks.aclose()
+                self._metrics.attempted(replica, outcome)
+
+    async def _first_chunk(self, chunks: AsyncGenerator[Chunk, None], replica: Replica, trace: Trace) -> Chunk:
+        try:
+            first = await anext(chunks)
+        except StopAsyncIteration:
+            raise EngineProtocolError(f"The engine {replica.engine!r} ended without an answer.") from None
+        if trace.ttft_s is None:
+            trace.ttft_s = time.perf_counter() - trace.started
+            self._metrics.first_token(replica, trace.ttft_s)
+        return first
+
+    def _account(self, replica: Replica, trace: Trace, usage: Usage) -> None:
+        trace.prompt_tokens += usage.prompt_tokens
+        trace.completion_tokens += usage.completion_tokens
+        self._metrics.tokens(replica, usage)
+
+    def _note_failure(self, replica: Replica, trace: Trace, error: GoodgateError) -> None:
+        if isinstance(error, EngineUnavailable):
+            self._fleet.mark(replica, State.UNHEALTHY, error.message)
+        if error.status >= 500:
+            logs.warning(
+                _log,
+                "attempt failed",
+                request_id=trace.request_id,
+                model=replica.model,
+                replica=replica.name,
+                code=error.code,
+                reason=error.message,
+            )
+
+
+async def _read_whole(first: Chunk, rest: AsyncIterator[Chunk], num_choices: int) -> AsyncGenerator[Chunk, None]:
+    """Everything after the first chunk, already read; `StreamInterrupted` if the answer is not whole."""
+    read = [chunk async for chunk in rest]
+    num_finished = sum(chunk.finish_reason is not None for chunk in (first, *read))
+    if num_finished < num_choices:
+        raise StreamInterrupted("The engine's stream ended before the answer was whole.")
+    return _replay(read)
+
+
+async def _replay(chunks: Sequence[Chunk]) -> AsyncGenerator[Chunk, None]:
+    for chunk in chunks:
+        yield chunk
+
+
+def _adapter(replica: Replica) -> EngineAdapter[Any]:
+    assert replica.adapter is not None  # routing offers only replicas that have started
+    return replica.adapter
+
+
+def _counted_already(_: Usage) -> None:
+    """The parts of a fanned-out answer have told their own usage; their sum must not count again."""

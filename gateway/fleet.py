@@ -1,0 +1,217 @@
+"""The replicas and their live state. Everyone may read it for advice; only this module changes it.
+
+fleet = Fleet(config, find_adapter=registry.adapter_class, home=home)
+fleet.start()                                  # replicas come up in the background
+model = fleet.resolve("default")               # ModelNotFound with the nearest name
+with fleet.generation(replica): ...            # one open generation
+await fleet.close()
+
+STARTING --> READY <--> UNHEALTHY              STARTING --> FAILED (a launched engine that did not start or has died)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from adapters.base import EngineAdapter, Load
+from adapters.errors import GoodgateError, ModelNotFound
+from adapters.launch import EngineProcess, launch
+from adapters.model_store import ModelMissing
+from gateway import logs
+from gateway.config import Config, FindAdapter, ModelConfig, ReplicaConfig, adapter_options
+
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 30.0
+LAUNCHED_SPEAKS = "goodgate_peer"  # how to talk to a launched engine whose own adapter works in process only
+
+_log = logs.logger("fleet")
+
+
+class State(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    UNHEALTHY = "unhealthy"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One running instance of an engine, as the gateway sees it."""
+
+    name: str
+    model: str
+    engine: str
+    config: ReplicaConfig
+    adapter: EngineAdapter[Any] | None = None
+    process: EngineProcess | None = None
+    state: State = State.STARTING
+    reason: str = "It has not answered yet."
+    in_flight: int = 0
+    load: Load = field(default_factory=Load)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is State.READY
+
+
+@dataclass(slots=True, eq=False)
+class ServedModel:
+    """A configured model with its replicas. `turn` counts its requests, for round robin."""
+
+    config: ModelConfig
+    replicas: list[Replica]
+    turn: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def is_ready(self) -> bool:
+        return any(replica.is_ready for replica in self.replicas)
+
+
+class Fleet:
+    def __init__(self, config: Config, *, find_adapter: FindAdapter, home: Path) -> None:
+        self._find_adapter = find_adapter
+        self._home = home
+        self._starts: list[asyncio.Task[None]] = []
+        self.fatal: asyncio.Future[GoodgateError] | None = None
+        self.created = int(time.time())
+        self.models = {
+            model.name: ServedModel(model, [_replica(model.name, replica) for replica in model.replicas])
+            for model in config.models
+        }
+        self._names = {name: model for model in self.models.values() for name in (model.name, *model.config.aliases)}
+
+    @property
+    def replicas(self) -> list[Replica]:
+        return [replica for model in self.models.values() for replica in model.replicas]
+
+    @property
+    def is_ready(self) -> bool:
+        """Every model has a replica that can serve."""
+        return all(model.is_ready for model in self.models.values())
+
+    def resolve(self, name: str) -> ServedModel:
+        """The model behind a name or an alias."""
+        model = self._names.get(name)
+        if model is None:
+            nearest = difflib.get_close_matches(name, list(self._names), n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"there is: {', '.join(sorted(self.models))}."
+            raise ModelNotFound(f"There is no model {name!r}; {hint}", param="model")
+        return model
+
+    @contextmanager
+    def generation(self, replica: Replica) -> Iterator[None]:
+        """Counts one open generation on the replica for as long as the block lasts."""
+        replica.in_flight += 1
+        try:
+            yield
+        finally:
+            replica.in_flight -= 1
+
+    def mark(self, replica: Replica, state: State, reason: str = "") -> None:
+        """Set a replica's state; a change is logged once."""
+        if replica.state is not state:
+            logs.info(
+                _log,
+                f"replica {state.value}",
+                model=replica.model,
+                replica=replica.name,
+                reason=reason,
+            )
+        replica.state, replica.reason = state, reason
+
+    def next_turn(self, model: ServedModel) -> int:
+        """The number of this request among the model's requests."""
+        model.turn += 1
+        return model.turn - 1
+
+    def note_load(self, replica: Replica, load: Load) -> None:
+        replica.load = load
+
+    def start(self) -> None:
+        """Bring every replica up in the background. A missing model is fatal: waiting would not make it appear."""
+        self.fatal = asyncio.get_running_loop().create_future()
+        self._starts = [
+            asyncio.create_task(self._bring_up(replica), name=f"start {replica.name}") for replica in self.replicas
+        ]
+
+    async def close(self) -> None:
+        """Stop starting, close every adapter, stop every launched engine."""
+        for task in self._starts:
+            task.cancel()
+        await asyncio.gather(*self._starts, return_exceptions=True)
+        results = await asyncio.gather(*(self._shut(replica) for replica in self.replicas), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                logs.error(_log, "closing a replica failed", error=result)
+
+    async def _bring_up(self, replica: Replica) -> None:
+        delay_s = FIRST_RETRY_S
+        while True:
+            try:
+                await self._connect(replica)
+            except ModelMissing as error:
+                self.mark(replica, State.FAILED, error.message)
+                if self.fatal is not None and not self.fatal.done():
+                    self.fatal.set_result(error)
+                return
+            except GoodgateError as error:
+                if replica.config.launch:
+                    self.mark(replica, State.FAILED, error.message)
+                    return
+                self.mark(replica, State.UNHEALTHY, error.message)
+            except Exception as error:
+                logs.error(_log, "a replica could not start", replica=replica.name, error=error)
+                self.mark(replica, State.FAILED, f"It could not start ({type(error).__name__}); see the log.")
+                return
+            else:
+                return
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, LAST_RETRY_S)
+
+    async def _connect(self, replica: Replica) -> None:
+        """Start the engine if it is ours to start, then the adapter; READY or UNHEALTHY as its health says."""
+        if replica.config.launch and replica.process is None:
+            process = launch(
+                replica.engine,
+                home=self._home,
+                model_name=replica.config.model or "",
+                options=replica.config.options,
+            )
+            await process.start()
+            replica.process = process
+        adapter = replica.adapter = replica.adapter or self._new_adapter(replica)
+        await adapter.start()
+        health = await adapter.health()
+        self.mark(replica, State.READY if health.ready else State.UNHEALTHY, health.reason)
+
+    def _new_adapter(self, replica: Replica) -> EngineAdapter[Any]:
+        adapter = self._find_adapter(replica.engine)
+        if replica.process is None:
+            return adapter(adapter_options(replica.config, adapter))
+        if "url" not in adapter.Options.__struct_fields__:
+            adapter = self._find_adapter(LAUNCHED_SPEAKS)
+        return adapter(adapter.Options(url=replica.process.url))
+
+    async def _shut(self, replica: Replica) -> None:
+        try:
+            if replica.adapter is not None:
+                await replica.adapter.close()
+        finally:
+            if replica.process is not None:
+                await replica.process.stop()
+
+
+def _replica(model: str, config: ReplicaConfig) -> Replica:
+    return Replica(name=config.name or config.engine, model=model, engine=config.engine, config=config)

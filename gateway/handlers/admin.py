@@ -1,0 +1,87 @@
+"""What operators and their tools ask: is the process alive, can it serve, what has it counted, who is in the fleet.
+
+GET /health    GET /ready    GET /metrics    GET /admin/status
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from gateway.dispatch import Dispatcher
+from gateway.envelope import JSON
+from gateway.fleet import Fleet, Replica
+from gateway.metrics import CONTENT_TYPE, Metrics
+
+
+class AdminHandlers:
+    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, metrics: Metrics) -> None:
+        self._dispatcher = dispatcher
+        self._fleet = fleet
+        self._metrics = metrics
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/health", self.health),
+            web.get("/ready", self.ready),
+            web.get("/metrics", self.metrics),
+            web.get("/admin/status", self.status),
+        ]
+
+    async def health(self, _: web.Request) -> web.Response:
+        return _json_response({"status": "ok"})
+
+    async def ready(self, _: web.Request) -> web.Response:
+        """200 when every model has a replica that can serve and the gateway is not shutting down."""
+        waiting = {
+            model.name: {replica.name: replica.reason for replica in model.replicas}
+            for model in self._fleet.models.values()
+            if not model.is_ready
+        }
+        if self._dispatcher.is_draining:
+            return _json_response({"status": "draining"}, 503)
+        return _json_response(
+            {"status": "starting", "waiting_for": waiting} if waiting else {"status": "ready"}, 503 if waiting else 200
+        )
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def status(self, _: web.Request) -> web.Response:
+        return _json_response(
+            {
+                "status": "draining" if self._dispatcher.is_draining else "serving",
+                "uptime_s": round(time.time() - self._fleet.created),
+                "in_flight": self._dispatcher.in_flight,
+                "models": [
+                    {
+                        "name": model.name,
+                        "aliases": model.config.aliases,
+                        "routing": model.config.routing,
+                        "fallbacks": model.config.fallbacks,
+                        "ready": model.is_ready,
+                        "replicas": [_replica_status(replica) for replica in model.replicas],
+                    }
+                    for model in self._fleet.models.values()
+                ],
+            }
+        )
+
+
+def _replica_status(replica: Replica) -> dict[str, Any]:
+    return {
+        "name": replica.name,
+        "engine": replica.engine,
+        "state": replica.state.value,
+        "reason": replica.reason,
+        "in_flight": replica.in_flight,
+        "load": replica.load,
+        "launched": replica.config.launch,
+    }
+
+
+def _json_response(data: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(data), status=status, content_type=JSON)

@@ -1,0 +1,208 @@
+"""OpenAI's routes: decode and check the body, let the dispatcher generate, encode what comes.
+
+POST /v1/chat/completions    POST /v1/completions    GET /v1/models    GET /v1/models/{id}
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta, Struct
+
+from adapters.errors import GoodgateError, InvalidRequest
+from adapters.types import (
+    CompletionRequest,
+    Count,
+    GenerateRequest,
+    GenerationFields,
+    StreamOptions,
+    Text,
+    decode_as,
+    decode_chat,
+)
+from gateway import envelope, logs
+from gateway.body import read_json
+from gateway.config import ServerConfig
+from gateway.dispatch import Answer, Dispatcher
+from gateway.fleet import Fleet, ServedModel
+from gateway.handlers.openai_wire import (
+    AnswerHead,
+    ChatEvents,
+    ChatFold,
+    CompletionEvents,
+    CompletionFold,
+    Events,
+    Fold,
+)
+from gateway.stream import EventStream
+from gateway.trace import TRACE, Trace
+
+MAX_PROMPTS = 256
+
+_log = logs.logger("openai")
+
+Prompt: TypeAlias = Text | list[Count]
+
+
+class Dialect(Struct, frozen=True):
+    """What differs between chat and completions once the body is decoded."""
+
+    id_prefix: str
+    events: type[Events]
+    fold: type[Fold]
+
+
+CHAT = Dialect("chatcmpl", ChatEvents, ChatFold)
+COMPLETION = Dialect("cmpl", CompletionEvents, CompletionFold)
+
+
+class CompletionBody(GenerationFields, kw_only=True):
+    """A completion as clients send it: `prompt` may also be a list of prompts, which become requests of their own."""
+
+    prompt: Text | Annotated[list[Count | Text | list[Count]], Meta(min_length=1)]
+    echo: bool | msgspec.UnsetType | None = msgspec.UNSET
+    suffix: str | msgspec.UnsetType | None = msgspec.UNSET
+    best_of: Annotated[int, Meta(ge=1, le=8)] | msgspec.UnsetType | None = msgspec.UNSET
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+_completion_decoder = msgspec.json.Decoder(CompletionBody)
+
+
+class OpenAIHandlers:
+    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, limits: ServerConfig) -> None:
+        self._dispatcher = dispatcher
+        self._fleet = fleet
+        self._limits = limits
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/v1/chat/completions", self.chat_completions),
+            web.post("/v1/completions", self.completions),
+            web.get("/v1/models", self.list_models),
+            web.get("/v1/models/{id:.+}", self.get_model),
+        ]
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        chat = decode_chat(await read_json(request, self._limits))
+        return await self._respond(request, [chat], CHAT)
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        body = decode_as(_completion_decoder, await read_json(request, self._limits))
+        return await self._respond(request, split_prompts(body), COMPLETION)
+
+    async def list_models(self, _: web.Request) -> web.Response:
+        models = [self._model_object(model) for model in self._fleet.models.values()]
+        return _json_response({"object": "list", "data": models})
+
+    async def get_model(self, request: web.Request) -> web.Response:
+        return _json_response(self._model_object(self._fleet.resolve(request.match_info["id"])))
+
+    def _model_object(self, model: ServedModel) -> dict[str, Any]:
+        return {"id": model.name, "object": "model", "created": self._fleet.created, "owned_by": "goodgate"}
+
+    async def _respond(
+        self, request: web.Request, requests: Sequence[GenerateRequest], dialect: Dialect
+    ) -> web.StreamResponse:
+        trace = request[TRACE]
+        if requests[0].is_stream:
+            return await self._stream(request, requests, dialect, trace)
+        if isinstance(requests[0].stream_options, StreamOptions):
+            raise InvalidRequest("`stream_options` needs `stream: true`.", param="stream_options")
+        async with self._dispatcher.open(requests, trace) as answer:
+            fold = dialect.fold(_head(answer, dialect, trace), num_choices=_num_choices(requests))
+            async for chunk in answer:
+                if chunk.usage is not None:
+                    answer.account(chunk.usage)
+                fold.add(chunk)
+            return web.Response(body=fold.body(), content_type=envelope.JSON)
+
+    async def _stream(
+        self, request: web.Request, requests: Sequence[GenerateRequest], dialect: Dialect, trace: Trace
+    ) -> web.StreamResponse:
+        """The 200 leaves with the first chunk: an earlier failure has its true status, a later one is an event."""
+        stream = EventStream(request, self._limits)
+        try:
+            await self._send_events(stream, requests, dialect, trace)
+        except GoodgateError as error:
+            if not stream.has_begun:
+                raise
+            trace.code = error.code or error.type
+            await stream.fail(error)
+        except asyncio.CancelledError:
+            if self._dispatcher.is_cut_off and stream.has_begun:
+                await stream.fail(envelope.shutting_down())
+            raise
+        except Exception as error:
+            if not stream.has_begun:
+                raise
+            trace.code = envelope.InternalError.code
+            logs.error(_log, "a stream failed", error=error, request_id=trace.request_id)
+            await stream.fail(envelope.InternalError(trace.request_id))
+        finally:
+            stream.close()
+        return stream.response
+
+    async def _send_events(
+        self, stream: EventStream, requests: Sequence[GenerateRequest], dialect: Dialect, trace: Trace
+    ) -> None:
+        async with self._dispatcher.open(requests, trace) as answer:
+            events = dialect.events(
+                _head(answer, dialect, trace),
+                num_choices=_num_choices(requests),
+                with_usage=requests[0].wants_usage,
+            )
+            await stream.open()
+            opening = events.opening()  # leaves with the first event, in one write
+            async for chunk in answer:
+                if chunk.usage is not None:
+                    answer.account(chunk.usage)
+                event = events.event(chunk)
+                if opening:
+                    event, opening = opening + event, b""
+                if event:
+                    await stream.send(event)
+            events.check_whole()
+            await stream.finish()
+
+
+def split_prompts(body: CompletionBody) -> list[CompletionRequest]:
+    """One request for each prompt of a completion body."""
+    fields = {name: getattr(body, name) for name in body.__struct_fields__ if name != "prompt"}
+    return [CompletionRequest(prompt=prompt, **fields) for prompt in _prompts(body.prompt)]
+
+
+def _prompts(prompt: str | list[int | str | list[int]]) -> list[Prompt]:
+    if isinstance(prompt, str):
+        return [prompt]
+    texts = [item for item in prompt if isinstance(item, str)]
+    token_lists = [item for item in prompt if isinstance(item, list)]
+    token_ids = [item for item in prompt if isinstance(item, int)]
+    if len(token_ids) == len(prompt):
+        return [token_ids]
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(f"One request may hold at most {MAX_PROMPTS} prompts.", param="prompt")
+    if len(texts) == len(prompt):
+        return list(texts)
+    if len(token_lists) != len(prompt) or not all(token_lists):
+        raise InvalidRequest(
+            "`prompt` must be a text, a list of token ids, or a list of either, with nothing mixed or empty.",
+            param="prompt",
+        )
+    return list(token_lists)
+
+
+def _head(answer: Answer, dialect: Dialect, trace: Trace) -> AnswerHead:
+    return AnswerHead.new(dialect.id_prefix, trace.request_id, answer.model)
+
+
+def _num_choices(requests: Sequence[GenerateRequest]) -> int:
+    return len(requests) * requests[0].num_choices
+
+
+def _json_response(data: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(data), content_type=envelope.JSON)

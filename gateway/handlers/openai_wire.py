@@ -1,0 +1,258 @@
+"""Chunks to OpenAI's JSON: event by event for a stream, or folded into one object.
+
+The shapes are those of the OpenAI API reference: a chat stream opens with one role event a choice, its last event for
+a choice has an empty delta and the finish reason, and the usage event (if asked for) has `choices: []` and comes last,
+while the events before it carry `usage: null`.
+
+Every token passes through `event`, so what does not change within an answer is encoded once, as a prefix and a suffix.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from adapters.errors import EngineProtocolError, StreamInterrupted
+from adapters.types import Chunk, FinishReason, Usage
+
+_encode = msgspec.json.Encoder().encode
+
+
+class AnswerHead(Struct, frozen=True, kw_only=True):
+    """What all events of an answer share."""
+
+    id: str
+    model: str
+    created: int
+
+    @classmethod
+    def new(cls, prefix: str, request_id: str, model: str) -> AnswerHead:
+        return cls(id=f"{prefix}-{request_id}", model=model, created=int(time.time()))
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+    if usage.cached_tokens is not None:
+        shown["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    return shown
+
+
+class Events:
+    """The events of one streamed answer. Refuses to look whole before every choice has finished."""
+
+    object: str
+
+    def __init__(self, head: AnswerHead, *, num_choices: int, with_usage: bool) -> None:
+        head_json = _encode({"id": head.id, "object": self.object, "created": head.created, "model": head.model})
+        self._head = b"data: " + head_json[:-1]
+        self._end = b',"usage":null}\n\n' if with_usage else b"}\n\n"
+        self._with_usage = with_usage
+        self._unfinished = set(range(num_choices))
+        self._prefixes = [self._head + b',"choices":[{"index":%d,' % index for index in range(num_choices)]
+        self._plain_end = b',"logprobs":null,"finish_reason":null}]' + self._end
+
+    def opening(self) -> bytes:
+        """What is sent before the first chunk."""
+        return b""
+
+    def event(self, chunk: Chunk) -> bytes:
+        """The event or events of one chunk; nothing for an empty one."""
+        if chunk.usage is not None:
+            return self._usage(chunk.usage) if self._with_usage else b""
+        pieces = b""
+        if chunk.text or chunk.reasoning or chunk.tool_calls is not None or chunk.logprobs is not None:
+            pieces = self._piece(chunk)
+        if chunk.finish_reason is None:
+            return pieces
+        if chunk.index not in self._unfinished:
+            raise EngineProtocolError(f"The engine finished choice {chunk.index} twice.")
+        self._unfinished.remove(chunk.index)
+        return pieces + self._finish(chunk.index, chunk.finish_reason)
+
+    def check_whole(self) -> None:
+        """A stream that has ended without its finish reasons was cut, whatever the engine says."""
+        if self._unfinished:
+            raise StreamInterrupted("The engine's stream ended before the answer was whole.")
+
+    def _piece(self, chunk: Chunk) -> bytes:
+        raise NotImplementedError
+
+    def _finish(self, index: int, reason: FinishReason) -> bytes:
+        raise NotImplementedError
+
+    def _usage(self, usage: Usage) -> bytes:
+        return self._head + b',"choices":[],"usage":' + _encode(usage_object(usage)) + b"}\n\n"
+
+    def _prefix(self, index: int) -> bytes:
+        if not 0 <= index < len(self._prefixes):
+            raise EngineProtocolError(f"The engine sent a choice {index} that nobody asked for.")
+        return self._prefixes[index]
+
+
+class ChatEvents(Events):
+    object = "chat.completion.chunk"
+
+    def opening(self) -> bytes:
+        role = b'"delta":{"role":"assistant","content":""}'
+        return b"".join(prefix + role + self._plain_end for prefix in self._prefixes)
+
+    def _piece(self, chunk: Chunk) -> bytes:
+        if not chunk.reasoning and chunk.tool_calls is None and chunk.logprobs is None:
+            return self._prefix(chunk.index) + b'"delta":{"content":' + _encode(chunk.text) + b"}" + self._plain_end
+        delta: dict[str, Any] = {}
+        if chunk.text:
+            delta["content"] = chunk.text
+        if chunk.reasoning:
+            delta["reasoning_content"] = chunk.reasoning
+        if chunk.tool_calls is not None:
+            delta["tool_calls"] = chunk.tool_calls
+        choice = b'"delta":' + _encode(delta) + b',"logprobs":' + _json(chunk.logprobs)
+        return self._prefix(chunk.index) + choice + b',"finish_reason":null}]' + self._end
+
+    def _finish(self, index: int, reason: FinishReason) -> bytes:
+        choice = b'"delta":{},"logprobs":null,"finish_reason":' + _encode(reason) + b"}]"
+        return self._prefix(index) + choice + self._end
+
+
+class CompletionEvents(Events):
+    object = "text_completion"
+
+    def _piece(self, chunk: Chunk) -> bytes:
+        text = b'"text":' + _encode(chunk.text)
+        if chunk.logprobs is None:
+            return self._prefix(chunk.index) + text + self._plain_end
+        logprobs = b',"logprobs":' + _json(chunk.logprobs) + b',"finish_reason":null}]'
+        return self._prefix(chunk.index) + text + logprobs + self._end
+
+    def _finish(self, index: int, reason: FinishReason) -> bytes:
+        choice = b'"text":"","logprobs":null,"finish_reason":' + _encode(reason) + b"}]"
+        return self._prefix(index) + choice + self._end
+
+
+class _Choice:
+    """One choice, as far as it has come."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
+        self.tool_calls: dict[int, dict[str, Any]] = {}
+        self.logprobs: dict[str, list[Any]] | None = None
+        self.finish_reason: FinishReason | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        self.text.append(chunk.text)
+        if chunk.reasoning:
+            self.reasoning.append(chunk.reasoning)
+        if chunk.tool_calls is not None:
+            for delta in _decode_list(chunk.tool_calls):
+                _merge_tool_call(self.tool_calls, delta)
+        if chunk.logprobs is not None:
+            self._add_logprobs(chunk.logprobs)
+        if chunk.finish_reason is not None:
+            self.finish_reason = chunk.finish_reason
+
+    def _add_logprobs(self, logprobs: Raw) -> None:
+        """Chat's `{"content": [...]}` and the completions' four lists are both lists under names: join each."""
+        decoded = msgspec.json.decode(logprobs)
+        if not isinstance(decoded, dict):
+            return
+        self.logprobs = self.logprobs or {}
+        for name, values in decoded.items():
+            self.logprobs.setdefault(name, []).extend(values or [])
+
+
+class Fold:
+    """A whole stream as one response object."""
+
+    object: str
+
+    def __init__(self, head: AnswerHead, *, num_choices: int) -> None:
+        self._head = head
+        self._choices = [_Choice() for _ in range(num_choices)]
+        self._usage: Usage | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+            return
+        if not 0 <= chunk.index < len(self._choices):
+            raise EngineProtocolError(f"The engine sent a choice {chunk.index} that nobody asked for.")
+        self._choices[chunk.index].add(chunk)
+
+    def body(self) -> bytes:
+        """The response, once the stream has ended. `StreamInterrupted` if it ended too early."""
+        if any(choice.finish_reason is None for choice in self._choices):
+            raise StreamInterrupted("The engine's stream ended before the answer was whole.")
+        answer = {
+            "id": self._head.id,
+            "object": self.object,
+            "created": self._head.created,
+            "model": self._head.model,
+            "choices": [
+                {
+                    "index": index,
+                    **self._content(choice),
+                    "logprobs": choice.logprobs,
+                    "finish_reason": choice.finish_reason,
+                }
+                for index, choice in enumerate(self._choices)
+            ],
+            "usage": None if self._usage is None else usage_object(self._usage),
+        }
+        return _encode(answer)
+
+    def _content(self, choice: _Choice) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+
+class ChatFold(Fold):
+    object = "chat.completion"
+
+    def _content(self, choice: _Choice) -> Mapping[str, Any]:
+        text = "".join(choice.text)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text if text or not choice.tool_calls else None,
+            "refusal": None,
+        }
+        if choice.reasoning:
+            message["reasoning_content"] = "".join(choice.reasoning)
+        if choice.tool_calls:
+            message["tool_calls"] = [choice.tool_calls[index] for index in sorted(choice.tool_calls)]
+        return {"message": message}
+
+
+class CompletionFold(Fold):
+    object = "text_completion"
+
+    def _content(self, choice: _Choice) -> Mapping[str, Any]:
+        return {"text": "".join(choice.text)}
+
+
+def _merge_tool_call(calls: dict[int, dict[str, Any]], delta: dict[str, Any]) -> None:
+    """The first delta of a call names it; later ones bring pieces of its arguments."""
+    index = delta.get("index", len(calls))
+    call = calls.setdefault(index, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
+    call["id"] = delta.get("id") or call["id"]
+    function = delta.get("function") or {}
+    call["function"]["name"] = function.get("name") or call["function"]["name"]
+    call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def _decode_list(raw: Raw) -> list[dict[str, Any]]:
+    try:
+        return msgspec.json.decode(raw, type=list[dict[str, Any]])
+    except msgspec.DecodeError as error:
+        raise EngineProtocolError("The engine sent a tool call that cannot be read.") from error
+
+
+def _json(raw: Raw | None) -> bytes:
+    return b"null" if raw is None else bytes(raw)

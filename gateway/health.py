@@ -1,0 +1,42 @@
+"""Asks every replica for its health, for as long as the gateway runs.
+
+A probe generates nothing: it costs no tokens and cannot fail because of a model's habits. One slow replica delays no
+other. Between probes a failed attempt marks its replica at once (see dispatch.py), and the next good probe takes it
+back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from adapters.base import Health
+from gateway.config import HealthConfig
+from gateway.fleet import Fleet, Replica, State
+
+NO_RESTART = "It is not restarted automatically; restart the gateway."
+
+
+async def watch(fleet: Fleet, config: HealthConfig) -> None:
+    """Probe all replicas every `interval_s`, until cancelled."""
+    while True:
+        await asyncio.sleep(config.interval_s)
+        await asyncio.gather(*(probe(fleet, replica, config.timeout_s) for replica in fleet.replicas))
+
+
+async def probe(fleet: Fleet, replica: Replica, timeout_s: float) -> None:
+    """Ask one replica and write down what it said. A replica that has not started yet is left to its start."""
+    if replica.process is not None and not replica.process.is_running:
+        if replica.state is not State.FAILED:
+            fleet.mark(replica, State.FAILED, f"{replica.process.failure().message} {NO_RESTART}")
+        return
+    if replica.adapter is None or replica.state in (State.STARTING, State.FAILED):
+        return
+    try:
+        async with asyncio.timeout(timeout_s):
+            health = await replica.adapter.health()
+            load = await replica.adapter.load()
+    except TimeoutError:
+        health = Health(False, f"It did not answer a health probe within {timeout_s:g} s.")
+    else:
+        fleet.note_load(replica, load)
+    fleet.mark(replica, State.READY if health.ready else State.UNHEALTHY, health.reason)

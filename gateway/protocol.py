@@ -1,0 +1,67 @@
+"""The server's side of a connection: aiohttp's, with a deadline for the first request's headers and errors in our
+envelope.
+
+aiohttp waits for headers without a limit, so a client that sends one byte a minute would keep a connection for ever.
+Between requests its keep-alive timeout does that work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from adapters.errors import GoodgateError, InvalidRequest
+from gateway import envelope
+from gateway.trace import new_request_id
+
+KEEPALIVE_TIMEOUT_S = 75.0
+LINGERING_TIME_S = 2.0  # how long an unread body is swallowed, so that the client can read why it was refused
+
+
+class Connection(RequestHandler):
+    __slots__ = ("_header_deadline", "_header_timeout_s")
+
+    def __init__(self, server: web.Server, *, header_timeout_s: float, **options: Any) -> None:
+        super().__init__(
+            server,
+            keepalive_timeout=KEEPALIVE_TIMEOUT_S,
+            lingering_time=LINGERING_TIME_S,
+            access_log=None,  # type: ignore[arg-type]  # the documented way to switch it off
+            **options,
+        )
+        self._header_timeout_s = header_timeout_s
+        self._header_deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._header_deadline = self._loop.call_later(self._header_timeout_s, self._close_if_silent)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._header_deadline is not None:
+            self._header_deadline.cancel()
+        super().connection_lost(exc)
+
+    def _close_if_silent(self) -> None:
+        if self._request_count == 0:
+            self.force_close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Bytes that are not HTTP. The parser's own words would repeat them, so they are not used."""
+        error: GoodgateError = InvalidRequest("This is not a valid HTTP request.")
+        request_id = new_request_id()
+        if status != 400:
+            self.log_exception("Error handling request", exc_info=exc)
+            error = envelope.InternalError(request_id)
+        answer = envelope.response(error)
+        answer.headers["x-request-id"] = request_id
+        answer.force_close()
+        return answer

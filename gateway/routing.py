@@ -1,0 +1,43 @@
+"""Which replica serves a request. Pure: the fleet's state goes in, an order of preference comes out.
+
+>>> views = [ReplicaView("a", in_flight=3), ReplicaView("b", in_flight=1), ReplicaView("c", in_flight=1)]
+>>> [view.name for view in least_load(views, turn=0)]
+['b', 'c', 'a']
+>>> [view.name for view in round_robin(views, turn=1)]
+['b', 'c', 'a']
+
+The whole order is returned, not one pick, so that a second attempt goes to the next best replica. `turn` counts the
+model's requests; it moves on the ties, so that equal replicas share the load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct
+
+
+class ReplicaView(Struct, frozen=True):
+    """What routing may know of a replica: its name and the generations this gateway has open on it."""
+
+    name: str
+    in_flight: int = 0
+
+
+Policy = Callable[[Sequence[ReplicaView], int], list[ReplicaView]]
+
+
+def round_robin(views: Sequence[ReplicaView], turn: int) -> list[ReplicaView]:
+    """Each replica in its turn."""
+    if not views:
+        return []
+    first = turn % len(views)
+    return [*views[first:], *views[:first]]
+
+
+def least_load(views: Sequence[ReplicaView], turn: int) -> list[ReplicaView]:
+    """The fewest open generations first; equals in turn (the sort is stable)."""
+    return sorted(round_robin(views, turn), key=lambda view: view.in_flight)
+
+
+POLICIES: Mapping[str, Policy] = {"round_robin": round_robin, "least_load": least_load}

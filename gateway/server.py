@@ -1,0 +1,94 @@
+"""One serving process: listen, serve until told to stop, drain, leave nothing behind.
+
+async with serving(app, config.server, sock):
+    ...                                        # it answers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from adapters.errors import GoodgateError
+from gateway.app import DISPATCHER, FLEET
+from gateway.config import ServerConfig
+from gateway.protocol import Connection
+
+BACKLOG = 2048
+# Responses already computed leave within this after draining; whatever generates has been drained or cancelled before.
+CLOSE_TIMEOUT_S = 2.0
+
+
+class CannotListen(GoodgateError):
+    code = "cannot_listen"
+
+
+def listen(host: str, port: int, *, share: bool = False) -> socket.socket:
+    """A bound socket. `share` lets several processes accept on the same port (SO_REUSEPORT)."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((host, port))
+        if not share:
+            sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise CannotListen(
+                f"Port {port} on {host} is in use; stop what listens there, or choose another with --port."
+            ) from error
+        raise CannotListen(f"Cannot listen on {host}:{port}: {error.strerror or error}.") from error
+    return sock
+
+
+@asynccontextmanager
+async def serving(app: web.Application, config: ServerConfig, sock: socket.socket) -> AsyncIterator[None]:
+    """Serve on the socket for as long as the block lasts, then drain. Clients that leave cancel their requests."""
+    loop = asyncio.get_running_loop()
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_TIMEOUT_S)
+    await runner.setup()
+    web_server = runner.server
+    assert web_server is not None
+    try:
+        listener = await loop.create_server(
+            lambda: Connection(web_server, loop=loop, header_timeout_s=config.header_timeout_s),
+            sock=sock,
+            backlog=BACKLOG,
+        )
+        try:
+            yield
+            await app[DISPATCHER].drain(config.drain_timeout_s)  # still listening: new requests are told 503
+        finally:
+            listener.close()
+    finally:
+        await runner.cleanup()
+
+
+async def serve_until_signal(
+    app: web.Application, config: ServerConfig, sock: socket.socket, on_listening: Callable[[], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises the error of a replica without which serving makes no sense."""
+    stop = asyncio.get_running_loop().create_future()
+
+    def on_signal() -> None:
+        if not stop.done():
+            stop.set_result(None)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    async with serving(app, config, sock):
+        on_listening()
+        fatal = app[FLEET].fatal
+        assert fatal is not None  # set when the fleet starts, and serving has started it
+        await asyncio.wait({stop, fatal}, return_when=asyncio.FIRST_COMPLETED)
+        if fatal.done():
+            raise fatal.result()

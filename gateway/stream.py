@@ -1,0 +1,117 @@
+"""Writes a stream of server-sent events to one client, and keeps watch over the connection while it does.
+
+    stream = EventStream(request, headers, limits)
+    await stream.open()                    # 200 and headers; from here on an error can only be an event
+    await stream.send(b"data: ...\\n\\n")
+    await stream.finish()                  # [DONE]: the whole answer has been sent
+    await stream.fail(error)               # or an error event, and no [DONE]
+    stream.close()                         # always
+
+While nothing is sent a comment goes out every `heartbeat_s`, so that proxies keep the connection. A client that takes
+nothing for `write_timeout_s` is cut off: it must not hold an engine's memory. Sending one event costs one write and no
+timer; a single task a stream keeps both watches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from adapters.errors import GoodgateError
+from gateway import envelope
+from gateway.config import ServerConfig
+
+DONE = b"data: [DONE]\n\n"
+HEARTBEAT = b": keep-alive\n\n"
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+class ClientLeft(asyncio.CancelledError):
+    """The client is gone, noticed while writing to it. Like every cancellation it is control flow, not an error."""
+
+
+class EventStream:
+    def __init__(self, request: web.Request, limits: ServerConfig) -> None:
+        self._request = request
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._response = web.StreamResponse(headers=HEADERS)
+        self._last_write = self._loop.time()
+        self._is_writing = False
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def response(self) -> web.StreamResponse:
+        return self._response
+
+    @property
+    def has_begun(self) -> bool:
+        """The 200 is out: from now on the status cannot tell what happened."""
+        return self._response.prepared
+
+    @property
+    def is_open(self) -> bool:
+        """Something may still be sent: the answer has begun and the client has not left."""
+        transport = self._request.transport
+        return self._response.prepared and transport is not None and not transport.is_closing()
+
+    async def open(self, headers: Mapping[str, str] | None = None) -> None:
+        self._response.headers.update(headers or {})
+        await self._response.prepare(self._request)
+        self._watch = asyncio.create_task(self._keep_watch())
+
+    async def send(self, events: bytes) -> None:
+        self._last_write = self._loop.time()
+        self._is_writing = True
+        try:
+            await self._response.write(events)  # waits only when the client is far behind
+        except ConnectionError as error:
+            raise ClientLeft from error
+        self._is_writing = False
+
+    async def finish(self) -> None:
+        await self.send(DONE)
+        await self._response.write_eof()
+
+    async def fail(self, error: GoodgateError) -> None:
+        """Tell a client that is still there that its answer is not whole."""
+        if self.is_open:
+            await self.send(b"data: " + envelope.body(error) + b"\n\n")
+            await self._response.write_eof()
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def _keep_watch(self) -> None:
+        heartbeat_s, write_timeout_s = self._limits.heartbeat_s, self._limits.write_timeout_s
+        while True:
+            limit_s = write_timeout_s if self._is_writing else heartbeat_s
+            wait_s = self._last_write + limit_s - self._loop.time()
+            if wait_s > 0:
+                await asyncio.sleep(min(wait_s, write_timeout_s))
+            elif self._is_writing:
+                self._cut_off()
+                return
+            else:
+                await self._beat()
+
+    async def _beat(self) -> None:
+        self._last_write = self._loop.time()
+        try:
+            async with asyncio.timeout(self._limits.write_timeout_s):
+                await self._response.write(HEARTBEAT)
+        except (TimeoutError, ConnectionError):
+            self._cut_off()
+
+    def _cut_off(self) -> None:
+        """Drop the connection; aiohttp then cancels the request's task, and that stops the engine."""
+        transport = self._request.transport
+        if transport is not None:
+            transport.abort()
