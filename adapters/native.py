@@ -1,0 +1,330 @@
+"""Goodgate's own engine, in this process: the one adapter that imports `native_engine`, and only when it is started.
+
+    engine: native
+    options: {model: smollm2-135m-instruct, kv_cache_mib: 512, max_num_seqs: 64}
+
+Messages become text through the model's own chat template, text becomes token ids here, and several choices become
+requests of their own, which share the prompt's blocks in the prefix cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta
+
+from adapters.base import Capabilities, EngineAdapter, EngineOptions, Health, Load, ModelInfo
+from adapters.chat_template import ChatTemplate
+from adapters.config import goodgate_home
+from adapters.errors import (
+    ContextLengthExceeded,
+    EngineUnavailable,
+    GoodgateError,
+    InvalidRequest,
+    StreamInterrupted,
+)
+from adapters.model_store import ModelStore
+from adapters.types import ChatRequest, Chunk, GenerateRequest, Usage
+
+if TYPE_CHECKING:
+    from adapters.launch import Installation, LaunchSpec
+    from adapters.model_store import Model
+    from native_engine.async_engine import AsyncEngine, Delta
+    from native_engine.config import EngineConfig
+    from native_engine.errors import EngineError as NativeError
+    from native_engine.sampling_params import SamplingParams
+
+LONG_PROMPT_CHARS = 20_000  # about 5 ms of tokenising: longer ones go to a thread, so that other streams go on
+
+AtLeastOne = Annotated[int, Meta(ge=1)]
+
+
+class NativeOptions(EngineOptions):
+    """Keys of the native engine. What is left out is the engine's own default (native_engine/config.py)."""
+
+    model: Annotated[str, Meta(min_length=1)]  # a name in the model store, or a path to a GGUF file or folder
+    home: str | None = None  # where the model store is; default: GOODGATE_HOME
+    dtype: Literal["bfloat16", "float32"] | None = None
+    max_model_len: AtLeastOne | None = None
+    kv_cache_mib: AtLeastOne | None = None
+    max_num_seqs: AtLeastOne | None = None
+    max_num_batched_tokens: AtLeastOne | None = None
+    enable_prefix_caching: bool | None = None
+    num_threads: AtLeastOne | None = None
+
+
+_CONFIG_FIELDS = (
+    "dtype", "max_model_len", "kv_cache_mib", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching",
+    "num_threads",
+)  # fmt: skip
+
+
+class Adapter(EngineAdapter[NativeOptions]):
+    engine = "native"
+    Options = NativeOptions
+    capabilities = Capabilities(
+        token_prompts=True,
+        parameters=frozenset(
+            {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n", "seed"}
+            | {"temperature", "top_p", "top_k", "min_p"}
+            | {"presence_penalty", "frequency_penalty", "repetition_penalty"}
+        ),
+    )
+
+    def __init__(self, options: NativeOptions) -> None:
+        super().__init__(options)
+        self._engine: AsyncEngine | None = None
+        self._template: ChatTemplate | None = None
+
+    @classmethod
+    def installed(cls, home: Path) -> Installation:
+        from adapters.recipes import native as recipe
+
+        return recipe.installed(home)
+
+    @classmethod
+    def launch_spec(cls, *, home: Path, model: Model, port: int, options: Mapping[str, Any]) -> LaunchSpec:
+        from adapters.recipes import native as recipe
+
+        return recipe.launch_spec(home=home, model=model, port=port, options=options)
+
+    # ------------------------------------------------------------------------------------------------------ lifecycle
+
+    async def start(self) -> None:
+        """Load the model, in a thread: seconds during which the event loop goes on."""
+        if self._engine is not None:
+            return
+        loading = asyncio.get_running_loop().run_in_executor(None, self._load)
+        try:
+            self._engine = await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            loading.add_done_callback(_close_if_loaded)
+            raise
+        self._template = _template_of(self._engine)
+
+    def _load(self) -> AsyncEngine:
+        try:
+            from native_engine.async_engine import AsyncEngine
+            from native_engine.config import EngineConfig
+            from native_engine.errors import EngineError as NativeError
+        except ImportError as error:
+            raise EngineUnavailable(
+                f"The native engine needs {error.name or 'torch'}; install it with: pip install 'goodgate[native]'."
+            ) from error
+        home = Path(self.options.home) if self.options.home else goodgate_home()
+        path = _model_path(self.options.model, home)
+        try:
+            config = EngineConfig(**self._config_fields())
+            return AsyncEngine.load(path, config, kernel_cache=home / "cache" / "native")
+        except (NativeError, OSError, MemoryError, ValueError, RuntimeError) as error:
+            raise EngineUnavailable(f"The native engine could not load {path}: {error}") from error
+
+    def _config_fields(self) -> dict[str, Any]:
+        chosen = {name: getattr(self.options, name) for name in _CONFIG_FIELDS}
+        return {name: value for name, value in chosen.items() if value is not None}
+
+    async def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await asyncio.to_thread(engine.close)
+
+    # ------------------------------------------------------------------------------------------------------ questions
+
+    async def health(self) -> Health:
+        if self._engine is None:
+            return Health(False, "The native engine is not started.")
+        if not self._engine.is_running:
+            return Health(False, "The native engine has stopped; its log says why.")
+        return Health(True)
+
+    async def models(self) -> list[ModelInfo]:
+        name = self.options.model if _is_name(self.options.model) else Path(self.options.model).stem
+        return [ModelInfo(name, self._running().max_model_len)]
+
+    async def load(self) -> Load:
+        if self._engine is None:
+            return Load()
+        stats = self._engine.stats()
+        return Load(
+            running=stats.num_running,
+            waiting=stats.num_waiting,
+            kv_usage=stats.kv_blocks_used / stats.kv_blocks_total,
+            prefix_hit_rate=stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else None,
+        )
+
+    def _running(self) -> AsyncEngine:
+        if self._engine is None:
+            raise EngineUnavailable("The native engine is not started.")
+        return self._engine
+
+    # ----------------------------------------------------------------------------------------------------- generation
+
+    async def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
+        from native_engine.errors import EngineError as NativeError
+
+        self.check_parameters(request)
+        engine = self._running()
+        account = _Account(request.num_choices)
+        try:
+            prompt_ids = await self._encode(engine, request)
+            _check_context(len(prompt_ids), request.token_limit, engine.max_model_len)
+            streams = [
+                engine.generate(prompt_ids, params_of(request, index), request_id=f"{request_id}/{index}")
+                for index in range(request.num_choices)
+            ]
+            async with contextlib.aclosing(_merged(streams)) as deltas:
+                async for index, delta in deltas:
+                    account.add(index, delta)
+                    if delta.text or delta.finish_reason is not None:
+                        yield Chunk(index=index, text=delta.text, finish_reason=delta.finish_reason)
+        except NativeError as error:
+            raise _translated(error, has_begun=account.has_begun) from error
+        if not account.is_complete:
+            raise StreamInterrupted("The native engine ended a request without a finish reason.")
+        yield Chunk(usage=account.usage())
+
+    async def _encode(self, engine: AsyncEngine, request: GenerateRequest) -> list[int]:
+        if isinstance(request, ChatRequest):
+            text, needs_special_tokens = self._render(request), False  # the template writes its own
+        elif isinstance(request.prompt, str):
+            text, needs_special_tokens = request.prompt, True
+        else:
+            return list(request.prompt)
+        if len(text) <= LONG_PROMPT_CHARS:
+            return engine.encode(text, add_special_tokens=needs_special_tokens)
+        return await asyncio.to_thread(engine.encode, text, add_special_tokens=needs_special_tokens)
+
+    def _render(self, request: ChatRequest) -> str:
+        if self._template is None:
+            raise InvalidRequest(
+                f"The model {self.options.model!r} has no chat template; use /v1/completions.", param="messages"
+            )
+        return self._template.render(
+            [
+                {"role": "system" if message.role == "developer" else message.role, "content": message.text()}
+                for message in request.messages
+            ]
+        )
+
+
+class _Account:
+    """What the choices of one request have used. The prompt counts once."""
+
+    def __init__(self, num_choices: int) -> None:
+        self._num_output_tokens = [0] * num_choices
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+        self._num_unfinished = num_choices
+        self.has_begun = False
+
+    def add(self, index: int, delta: Delta) -> None:
+        self.has_begun = True
+        self._num_output_tokens[index] = delta.num_output_tokens
+        self._num_prompt_tokens = delta.num_prompt_tokens
+        if index == 0:  # its siblings find the prompt that it has just left in the cache
+            self._num_cached_tokens = delta.num_cached_tokens
+        self._num_unfinished -= delta.finish_reason is not None
+
+    @property
+    def is_complete(self) -> bool:
+        return self._num_unfinished == 0
+
+    def usage(self) -> Usage:
+        return Usage(self._num_prompt_tokens, sum(self._num_output_tokens), self._num_cached_tokens)
+
+
+def params_of(request: GenerateRequest, index: int) -> SamplingParams:
+    """The engine's sampling parameters for choice `index`. Choices of a seeded request differ, but repeatably."""
+    from native_engine.sampling_params import SamplingParams
+
+    fields: dict[str, Any] = {name: getattr(request, name) for name in _SAMPLING_FIELDS}
+    given = {name: value for name, value in fields.items() if isinstance(value, int | float)}
+    if "top_k" in given:
+        given["top_k"] = max(given["top_k"], 0)
+    if "seed" in given:
+        given["seed"] = (given["seed"] + index) % 2**63
+    return SamplingParams(max_tokens=request.token_limit, stop=tuple(request.stop_strings), **given)
+
+
+_SAMPLING_FIELDS = (
+    "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "ignore_eos",
+)  # fmt: skip
+
+
+async def _merged(
+    streams: list[AsyncGenerator[Delta, None]],
+) -> AsyncGenerator[tuple[int, Delta], None]:
+    """Deltas of several streams as they come. Closing it closes them all."""
+    if len(streams) == 1:
+        async with contextlib.aclosing(streams[0]) as only:
+            async for delta in only:
+                yield 0, delta
+        return
+    waiting = {asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=waiting.__getitem__):
+                index = waiting.pop(task)
+                if isinstance(task.exception(), StopAsyncIteration):
+                    continue
+                yield index, task.result()
+                waiting[asyncio.ensure_future(anext(streams[index]))] = index
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
+
+
+def _check_context(num_prompt_tokens: int, limit: int | None, max_model_len: int) -> None:
+    if num_prompt_tokens + (limit or 0) > max_model_len:
+        raise ContextLengthExceeded(
+            f"The prompt has {num_prompt_tokens} tokens and asks for {limit or 0} more, "
+            f"but the context of the model holds {max_model_len}.",
+            param="messages",
+        )
+
+
+def _translated(error: NativeError, *, has_begun: bool) -> GoodgateError:
+    """Our error for one of the engine's."""
+    from native_engine.errors import InvalidParams, PromptTooLong
+
+    if isinstance(error, PromptTooLong):
+        return ContextLengthExceeded(str(error))
+    if isinstance(error, InvalidParams):
+        return InvalidRequest(str(error))
+    return StreamInterrupted(str(error)) if has_begun else EngineUnavailable(str(error))
+
+
+def _template_of(engine: AsyncEngine) -> ChatTemplate | None:
+    if engine.chat_template is None:
+        return None
+    return ChatTemplate(engine.chat_template, bos_token=engine.bos_token, eos_token=engine.eos_token)
+
+
+def _is_name(model: str) -> bool:
+    return "/" not in model and not model.endswith(".gguf")
+
+
+def _model_path(model: str, home: Path) -> Path:
+    return ModelStore(home).get(model).path if _is_name(model) else Path(model).expanduser()
+
+
+def _close_if_loaded(loading: asyncio.Future[AsyncEngine]) -> None:
+    """A start that was given up may still end in a loaded engine, whose thread must not stay."""
+    if not loading.cancelled() and loading.exception() is None:
+        loading.result().close()
+
+
+def export_hf(source: Path, target: Path) -> None:
+    """Write a model in Hugging Face layout: the one other thing that only the native engine's code can do."""
+    from native_engine.export import export_hf
+
+    export_hf(source, target)
