@@ -2,7 +2,7 @@
 
 - It is a source distribution: pip compiles it, about ten minutes on two cores. It needs a C++ compiler.
 - Its wheel loses symbolic links: `libllama.so.0`, which the programs look for, is there only as `libllama.so.0.6.0`.
-- It reads the GGUF file. It has no fast kernel for Q4_1; `quantization` makes a copy in a type that it is fast with, and
+- It reads the GGUF file. It has no fast kernel for Q4_1: `quantization` makes a copy in a type it is fast with, and
   keeps it beside the model. Requantising a 4-bit file costs quality, so the default is the file as it is.
 """
 
