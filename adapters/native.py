@@ -27,14 +27,13 @@ from adapters.errors import (
     InvalidRequest,
     StreamInterrupted,
 )
-from adapters.model_store import ModelStore
+from adapters.model_store import ModelStore, ModelStoreError
 from adapters.types import ChatRequest, Chunk, GenerateRequest, Usage
 
 if TYPE_CHECKING:
     from adapters.launch import Installation, LaunchSpec
     from adapters.model_store import Model
     from native_engine.async_engine import AsyncEngine, Delta
-    from native_engine.config import EngineConfig
     from native_engine.errors import EngineError as NativeError
     from native_engine.sampling_params import SamplingParams
 
@@ -112,9 +111,7 @@ class Adapter(EngineAdapter[NativeOptions]):
             from native_engine.config import EngineConfig
             from native_engine.errors import EngineError as NativeError
         except ImportError as error:
-            raise EngineUnavailable(
-                f"The native engine needs {error.name or 'torch'}; install it with: pip install 'goodgate[native]'."
-            ) from error
+            raise _not_installed(error) from error
         home = Path(self.options.home) if self.options.home else goodgate_home()
         path = _model_path(self.options.model, home)
         try:
@@ -241,8 +238,9 @@ def params_of(request: GenerateRequest, index: int) -> SamplingParams:
     """The engine's sampling parameters for choice `index`. Choices of a seeded request differ, but repeatably."""
     from native_engine.sampling_params import SamplingParams
 
-    fields: dict[str, Any] = {name: getattr(request, name) for name in _SAMPLING_FIELDS}
-    given = {name: value for name, value in fields.items() if isinstance(value, int | float)}
+    given: dict[str, Any] = {
+        name: value for name in _SAMPLING_FIELDS if isinstance(value := getattr(request, name), int | float)
+    }
     if "top_k" in given:
         given["top_k"] = max(given["top_k"], 0)
     if "seed" in given:
@@ -323,8 +321,32 @@ def _close_if_loaded(loading: asyncio.Future[AsyncEngine]) -> None:
         loading.result().close()
 
 
+# What else only the native engine's code can do, for the model store.
+
+
+def check_model(path: Path) -> None:
+    """Read a model's header, tensor table and tokenizer. Raises `ModelStoreError` where the engine could not load it."""
+    try:
+        from native_engine.errors import EngineError as NativeError
+        from native_engine.tokenizer import open_tokenizer
+        from native_engine.weights import open_checkpoint
+    except ImportError as error:
+        raise _not_installed(error) from error
+    try:
+        open_checkpoint(path)
+        open_tokenizer(path)
+    except (NativeError, OSError, ValueError) as error:
+        raise ModelStoreError(f"{path} is no model that can be loaded: {error}") from error
+
+
 def export_hf(source: Path, target: Path) -> None:
-    """Write a model in Hugging Face layout: the one other thing that only the native engine's code can do."""
+    """Write a model in Hugging Face layout."""
     from native_engine.export import export_hf
 
     export_hf(source, target)
+
+
+def _not_installed(error: ImportError) -> EngineUnavailable:
+    return EngineUnavailable(
+        f"The native engine needs {error.name or 'torch'}; install it with: pip install 'goodgate[native]'."
+    )
