@@ -325,7 +325,7 @@ def _close_if_loaded(loading: asyncio.Future[AsyncEngine]) -> None:
 
 
 def check_model(path: Path) -> None:
-    """Read a model's header, tensor table and tokenizer. Raises `ModelStoreError` where the engine could not load it."""
+    """Read a model's header, tensor table and tokenizer; `ModelStoreError` where the engine could not load it."""
     try:
         from native_engine.errors import EngineError as NativeError
         from native_engine.tokenizer import open_tokenizer
