@@ -74,6 +74,7 @@ class EngineAdapter(ABC, Generic[O]):
 
     engine: ClassVar[str]
     Options: ClassVar[type[EngineOptions]]
+    in_process: ClassVar[bool] = False  # lives and dies with our process: several gateway processes cannot share one
     capabilities: Capabilities
 
     def __init__(self, options: O) -> None:

@@ -65,6 +65,7 @@ _CONFIG_FIELDS = (
 class Adapter(EngineAdapter[NativeOptions]):
     engine = "native"
     Options = NativeOptions
+    in_process = True
     capabilities = Capabilities(
         token_prompts=True,
         parameters=frozenset(

@@ -25,6 +25,7 @@ PENALTIES = {"presence_penalty", "frequency_penalty", "repetition_penalty"}
 class Adapter(OpenAIHTTPAdapter[HTTPOptions]):
     engine = "openvino"
     Options = HTTPOptions
+    in_process = True
     dialect = Dialect(parameters=frozenset(LIMITS | SAMPLING | PENALTIES))
     load_metrics = LoadMetrics(running="openvino:requests_running", waiting="openvino:requests_waiting")
 

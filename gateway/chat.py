@@ -1,0 +1,84 @@
+"""A small client for `goodgate chat`: one question to a running gateway, the answer piece by piece."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+from urllib.parse import urlsplit
+
+from adapters.errors import EngineUnavailable, GoodgateError, InvalidRequest, StreamInterrupted
+from adapters.sse import EventSplitter
+
+CONNECT_TIMEOUT_S = 5.0
+SILENCE_TIMEOUT_S = 150.0  # longer than the gateway's own deadline for a first token
+
+
+class GatewayRefused(GoodgateError):
+    """The gateway answered with an error; the message is its own."""
+
+
+def stream_answer(url: str, prompt: str, *, model: str | None, max_tokens: int) -> Iterator[str]:
+    """The answer's pieces as they arrive. Raises an error whose message says what to do."""
+    address = urlsplit(url)
+    if address.scheme != "http" or not address.hostname:
+        raise InvalidRequest(f"{url!r} is no gateway address; write it as http://HOST:PORT.")
+    connection = http.client.HTTPConnection(address.hostname, address.port or 80, timeout=CONNECT_TIMEOUT_S)
+    with closing(connection):
+        try:
+            connection.connect()
+            if connection.sock is not None:
+                connection.sock.settimeout(SILENCE_TIMEOUT_S)
+            yield from _ask(connection, prompt, model or _first_model(connection), max_tokens)
+        except ConnectionRefusedError as error:
+            raise EngineUnavailable(f"No gateway listens on {url}; start one with `goodgate serve`.") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise EngineUnavailable(
+                f"The gateway at {url} cannot be reached: {error or type(error).__name__}."
+            ) from error
+
+
+def _first_model(connection: http.client.HTTPConnection) -> str:
+    connection.request("GET", "/v1/models")
+    listed = json.loads(_read(connection.getresponse()))
+    name: str = listed["data"][0]["id"]
+    return name
+
+
+def _ask(connection: http.client.HTTPConnection, prompt: str, model: str, max_tokens: int) -> Iterator[str]:
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "stream": True,
+    }
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    if response.status != 200:
+        _read(response)
+    splitter = EventSplitter()
+    while data := response.read1(65536):
+        for event in splitter.feed(data):
+            if event.data == b"[DONE]":
+                return
+            yield _text(json.loads(event.data))
+    raise StreamInterrupted("The answer broke off before its end.")
+
+
+def _text(event: dict[str, Any]) -> str:
+    if "error" in event:
+        raise GatewayRefused(str(event["error"]["message"]))
+    return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+
+
+def _read(response: http.client.HTTPResponse) -> bytes:
+    body = response.read()
+    if response.status == 200:
+        return body
+    try:
+        message = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = f"It answered {response.status} and is probably no Goodgate."
+    raise GatewayRefused(str(message))

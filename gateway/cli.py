@@ -1,0 +1,153 @@
+"""The gateway's commands: `goodgate serve`, `goodgate chat`, `goodgate doctor`.
+
+This module reads the command line, files and the environment, and hands values to the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from adapters import registry
+from adapters.config import goodgate_home
+from adapters.errors import GoodgateError
+from gateway.config import Config, ConfigError, describe, load_config
+
+DEFAULT_CONFIG = Path("configs/local.yaml")
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(epilog="Example: goodgate serve --config configs/local.yaml --port 8080")
+def serve(
+    config_path: Annotated[Path, typer.Option("--config", help="The configuration file.")] = DEFAULT_CONFIG,
+    host: Annotated[str | None, typer.Option(help="Listen on this address instead of the file's.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Listen on this port instead of the file's.", min=0, max=65535)
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Serving processes that share the port.", min=1, max=64)] = 1,
+    check_config: Annotated[bool, typer.Option("--check-config", help="Check the configuration and stop.")] = False,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print what it resolves to and stop.")] = False,
+) -> None:
+    """Serve the configured models on an OpenAI-compatible endpoint."""
+    try:
+        config = _with_overrides(load_config(config_path), host, port)
+        if print_config:
+            typer.echo(describe(config), nl=False)
+        if check_config:
+            typer.echo(f"{config_path} is valid.", err=True)
+        if not (print_config or check_config):
+            _serve(config, workers)
+    except ConfigError as error:
+        _fail(error.message, code=2)
+    except GoodgateError as error:
+        _fail(error.message)
+
+
+@app.command(epilog="Example: goodgate chat 'Why is the sky blue?'")
+def chat(
+    prompt: Annotated[str, typer.Argument(help="What to ask.")],
+    url: Annotated[str, typer.Option(help="The gateway's address.")] = DEFAULT_URL,
+    model: Annotated[str | None, typer.Option(help="The model's name; default: the first one served.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="The longest answer.", min=1)] = 512,
+) -> None:
+    """Ask a running gateway and print the answer as it comes."""
+    from gateway.chat import stream_answer
+
+    try:
+        for piece in stream_answer(url, prompt, model=model, max_tokens=max_tokens):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+    except GoodgateError as error:
+        _fail(error.message)
+
+
+@app.command(epilog="Example: goodgate doctor --config configs/local.yaml")
+def doctor(
+    config_path: Annotated[Path, typer.Option("--config", help="The configuration file.")] = DEFAULT_CONFIG,
+) -> None:
+    """Check what serving needs on this machine, and say what to do where it is missing."""
+    from gateway.doctor import examine
+
+    is_healthy = True
+    for finding in examine(config_path, goodgate_home()):
+        typer.echo(f"{finding.mark}  {finding.subject}: {finding.state}")
+        if finding.advice:
+            typer.echo(f"      {finding.advice}")
+        is_healthy = is_healthy and not finding.is_failure
+    if not is_healthy:
+        raise typer.Exit(1)
+
+
+def serve_process(config: Config, home: Path, share_port: bool) -> None:
+    """One serving process, from its socket to the end of draining."""
+    import uvloop
+
+    from gateway import logs
+    from gateway.app import create_app
+    from gateway.server import listen, serve_until_signal
+
+    logs.configure(config.logs)
+    sock = listen(config.server.host, config.server.port, share=share_port)
+
+    def say_listening() -> None:
+        host, port = sock.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        print(f"Goodgate listens on http://{shown}:{port}", file=sys.stderr, flush=True)
+
+    async def main() -> None:
+        application = create_app(config, home=home)
+        await serve_until_signal(application, config.server, sock, say_listening)
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
+    finally:
+        sock.close()
+
+
+def serve_as_worker(config: Config, home: Path) -> None:
+    """The entry of one of several processes that share the port."""
+    try:
+        serve_process(config, home, share_port=True)
+    except GoodgateError as error:
+        print(error.message, file=sys.stderr, flush=True)
+        sys.exit(1)
+
+
+def _serve(config: Config, num_workers: int) -> None:
+    home = goodgate_home()
+    if num_workers == 1:
+        serve_process(config, home, share_port=False)
+        return
+    from gateway import workers
+    from gateway.server import listen
+
+    workers.check_shareable(config, registry.adapter_class)
+    if config.server.port == 0:
+        raise ConfigError("Several workers need a fixed port: port 0 would give each worker its own.")
+    listen(config.server.host, config.server.port).close()  # SO_REUSEPORT would join whatever else shares the port
+    share = workers.share_of(config, num_workers)
+    if not workers.run_workers(num_workers, serve_as_worker, (share, home), config.server.drain_timeout_s):
+        _fail("A worker ended on its own; its reason stands above, and the others were stopped.")
+
+
+def _with_overrides(config: Config, host: str | None, port: int | None) -> Config:
+    changes: dict[str, Any] = {}
+    if host is not None:
+        changes["host"] = host
+    if port is not None:
+        changes["port"] = port
+    return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **changes))
+
+
+def _fail(message: str, code: int = 1) -> None:
+    typer.echo(message, err=True)
+    raise typer.Exit(code)

@@ -1,0 +1,77 @@
+"""Several serving processes on one port (SO_REUSEPORT): the parent starts them, passes signals on and waits.
+
+Each worker has its own fleet, so its own counts: /metrics and /admin/status speak for the worker that answers, and
+each gets its share of `max_in_flight`. An engine inside the gateway's process cannot be shared, and an engine that
+each worker would launch for itself is not what anybody wants, so both are refused.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from gateway.config import Config, ConfigError, FindAdapter
+
+STOP_TIMEOUT_S = 10.0  # beyond the drain time, for a worker that does not end
+
+
+def check_shareable(config: Config, find_adapter: FindAdapter) -> None:
+    """Refuse a configuration that several processes cannot serve together."""
+    for model in config.models:
+        for replica in model.replicas:
+            if replica.launch:
+                raise ConfigError(
+                    f"Replica {replica.name!r} is launched by the gateway, so only one worker can serve it; "
+                    "start the engine yourself and give its url, or use --workers 1."
+                )
+            if find_adapter(replica.engine).in_process:
+                raise ConfigError(
+                    f"The engine {replica.engine!r} runs inside the gateway's process, so only one worker can serve "
+                    "it; serve it from a gateway of its own and give that one's url, or use --workers 1."
+                )
+
+
+def share_of(config: Config, num_workers: int) -> Config:
+    """One worker's configuration: its share of the limits that count for the whole gateway."""
+    limit = -(-config.server.max_in_flight // num_workers)
+    return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, max_in_flight=limit))
+
+
+def run_workers(
+    num_workers: int, work: Callable[..., None], arguments: tuple[Any, ...], drain_timeout_s: float
+) -> bool:
+    """Run `work` in so many processes until a signal, or until one ends by itself. True if all went well."""
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=work, args=arguments, name=f"worker-{n}") for n in range(num_workers)]
+    asked_to_stop = False
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        nonlocal asked_to_stop
+        asked_to_stop = True
+        for worker in workers:
+            if worker.is_alive():
+                worker.terminate()
+
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        for worker in workers:
+            worker.start()
+        wait([worker.sentinel for worker in workers])  # a first end: on request, or one that takes the others with it
+        for worker in workers:
+            if worker.is_alive() and not asked_to_stop:
+                worker.terminate()
+        for worker in workers:
+            worker.join(drain_timeout_s + STOP_TIMEOUT_S)
+            if worker.is_alive():
+                worker.kill()
+                worker.join()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return asked_to_stop and all(worker.exitcode == 0 for worker in workers)
