@@ -55,12 +55,14 @@ def _f16(blocks: Array) -> Array:
 
 def _bf16(blocks: Array) -> Array:
     bits: Array = blocks.view("<u2").astype(np.uint32) << 16
-    return bits.view(np.float32)
+    values: Array = bits.view(np.float32)
+    return values
 
 
 def _scale(blocks: Array, offset: int = 0) -> Array:
     """The fp16 at `offset` of every block, as an fp32 column."""
-    return np.ascontiguousarray(blocks[:, offset : offset + 2]).view("<f2").astype(np.float32)
+    halves: Array = np.ascontiguousarray(blocks[:, offset : offset + 2]).view("<f2")
+    return halves.astype(np.float32)
 
 
 def _nibbles(packed: Array) -> Array:

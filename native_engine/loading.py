@@ -43,28 +43,31 @@ def load(path: Path, config: EngineConfig, *, kernel_cache: Path | None = None) 
         raise InvalidParams(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model {checkpoint.config.vocab_size}."
         )
-    engine, scheduler_config = build_engine(checkpoint, config, kernel_cache=kernel_cache)
-    return LoadedModel(engine, tokenizer, checkpoint.config, scheduler_config.max_model_len)
+    engine = make_engine(make_model(checkpoint, config, kernel_cache=kernel_cache), config)
+    return LoadedModel(engine, tokenizer, checkpoint.config, _scheduler_config(checkpoint.config, config).max_model_len)
 
 
-def build_engine(
-    checkpoint: Checkpoint, config: EngineConfig, *, kernel_cache: Path | None = None
-) -> tuple[Engine, SchedulerConfig]:
-    """The engine without its tokenizer: token ids in, token ids out."""
+def make_model(checkpoint: Checkpoint, config: EngineConfig, *, kernel_cache: Path | None = None) -> Llama:
+    """The weights, laid out for this machine, and the kernels that go with them."""
     model_config, dtype = checkpoint.config, TORCH_DTYPES[config.dtype]
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    scheduler_config = config.for_scheduler(
+    rope = RopeTable.build(model_config, _scheduler_config(model_config, config).max_model_len)
+    backend = make_backend(model_config, rope, dtype, block_size=config.block_size, cache_dir=kernel_cache)
+    return Llama(checkpoint, dtype, backend)
+
+
+def make_engine(model: Llama, config: EngineConfig) -> Engine:
+    """An engine with a cache of its own around `model`: token ids in, token ids out."""
+    cache = KVCache.allocate(model.config, pool_blocks(model.config, config), config.block_size, model.dtype)
+    runner = ModelRunner(model, cache, Sampler(model.config.eos_token_ids), num_threads=config.num_threads)
+    return Engine(_scheduler_config(model.config, config), BlockPool(cache.num_blocks, cache.block_size), runner)
+
+
+def _scheduler_config(model_config: ModelConfig, config: EngineConfig) -> SchedulerConfig:
+    return config.for_scheduler(
         max_model_len=model_config.max_model_len,
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
     )
-    rope = RopeTable.build(model_config, scheduler_config.max_model_len)
-    backend = make_backend(model_config, rope, dtype, block_size=config.block_size, cache_dir=kernel_cache)
-    model = Llama(checkpoint, dtype, backend)
-    cache = KVCache.allocate(model_config, pool_blocks(model_config, config), config.block_size, dtype)
-    runner = ModelRunner(model, cache, Sampler(model_config.eos_token_ids))
-    return Engine(scheduler_config, BlockPool(cache.num_blocks, cache.block_size), runner), scheduler_config
 
 
 def pool_blocks(model_config: ModelConfig, config: EngineConfig) -> int:

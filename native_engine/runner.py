@@ -16,13 +16,19 @@ from native_engine.step import ScheduledChunk, StepPlan
 
 
 class ModelRunner:
-    def __init__(self, model: Llama, cache: KVCache, sampler: Sampler) -> None:
+    def __init__(self, model: Llama, cache: KVCache, sampler: Sampler, *, num_threads: int | None = None) -> None:
+        """`num_threads`: None for torch's default, one per core."""
         self._model = model
         self._cache = cache
         self._sampler = sampler
+        self._num_threads = num_threads
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[int | None]:
+        if self._num_threads is not None and torch.get_num_threads() != self._num_threads:
+            torch.set_num_threads(
+                self._num_threads
+            )  # OpenMP keeps this per calling thread, so it is set where it counts
         token_ids = torch.tensor([token for chunk in plan.chunks for token in chunk.token_ids])
         batch = lay_out(plan.chunks, self._cache.block_size)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
