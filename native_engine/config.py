@@ -60,19 +60,12 @@ class SchedulerConfig:
     eos_token_ids: frozenset[int]
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
-    max_chunk_tokens: int | None = None  # share of a step for a prompt that cannot end in it; default: three quarters
     enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "vocab_size", "max_num_seqs", "max_num_batched_tokens"):
             _at_least(1, name, getattr(self, name))
-        if self.max_chunk_tokens is not None:
-            _at_least(1, "max_chunk_tokens", self.max_chunk_tokens)
         _every_decode_fits(self.max_num_seqs, self.max_num_batched_tokens)
-
-    @property
-    def chunk_cap(self) -> int:
-        return self.max_chunk_tokens or max(1, self.max_num_batched_tokens * 3 // 4)
 
 
 def _at_least(least: int, name: str, value: int) -> None:

@@ -11,9 +11,10 @@ One rule: each sequence has `num_computed_tokens` and wants to reach the tokens 
    youngest is preempted: it gives back its blocks, keeps its tokens, and waits at the head of the line to be computed
    again.
 2. Tokens. Sequences that need one token (decodes) come first, so that a long prompt never makes them wait; then
-   prompts, oldest first. A prompt that cannot end in this step leaves a share of it to those behind.
+   prompts, oldest first. A prompt that cannot end in this step leaves a share to those behind.
 3. Admission, if nobody was preempted: strictly in order of arrival, while all known tokens of the head fit, with one
-   block left over for every running sequence, so that an admission is not undone by the next decode.
+   block left over for every running sequence, so that an admission is not undone by the next decode. A head whose next
+   block is being computed by somebody else waits to share it: equal prompts that arrive together are computed once.
 4. What is left of the budget goes to the prompts that were capped, oldest first.
 
 Memory is settled before tokens are spent, so nothing that is planned is ever taken back. Blocks for all known tokens
@@ -34,6 +35,10 @@ from native_engine.config import SchedulerConfig
 from native_engine.errors import InvalidParams, PromptTooLong, require
 from native_engine.sequence import Sequence, Status
 from native_engine.step import ScheduledChunk, StepPlan
+
+# Of what a step has left, the part for a prompt that cannot end in it. Most, so that prompts end one after another and
+# not all late together; not all, so that short prompts get past a long one.
+LONG_PROMPT_SHARE = 0.75
 
 
 @dataclass(slots=True)
@@ -154,7 +159,7 @@ class Scheduler:
         """All that is left to compute where it fits; else a share, so that one long prompt does not fill every step."""
         length = sequence.num_uncomputed_tokens
         if length > budget:
-            length = min(budget, self.config.chunk_cap)
+            length = max(1, int(budget * LONG_PROMPT_SHARE))
         return ScheduledChunk(sequence, start=sequence.num_computed_tokens, length=length, samples=False)
 
     def _admit_head(self) -> bool:
@@ -163,6 +168,8 @@ class Scheduler:
             return False
         sequence = self.waiting[0]
         hits = self._match_prefix(sequence)
+        if self._is_being_computed(sequence, block_index=len(hits)):
+            return False
         fresh = self.pool.blocks_for(sequence.num_tokens) - len(hits)
         room_to_grow = len(self.running)
         if fresh + room_to_grow > self.pool.num_free_beside(hits):
@@ -181,6 +188,17 @@ class Scheduler:
         self._extend_hashes(sequence)
         num_usable_blocks = (sequence.num_tokens - 1) // self.pool.block_size
         return self.pool.match_prefix(sequence.block_hashes[:num_usable_blocks], sequence.token_ids)
+
+    def _is_being_computed(self, sequence: Sequence, *, block_index: int) -> bool:
+        """True where a running sequence has yet to compute the very block that `sequence` needs next."""
+        end = (block_index + 1) * self.pool.block_size
+        if not self.config.enable_prefix_caching or end >= sequence.num_tokens:  # no block that could be a hit
+            return False
+        wanted = sequence.block_hashes[block_index]
+        return any(
+            other.num_computed_tokens < end and other.block_hashes[block_index : block_index + 1] == [wanted]
+            for other in self.running
+        )
 
     def _count_hits(self, sequence: Sequence) -> None:
         if sequence.num_preemptions:

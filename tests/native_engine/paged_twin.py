@@ -99,7 +99,6 @@ class Bench:
         max_num_seqs: int = 4,
         max_num_batched_tokens: int = 16,
         max_model_len: int = 10_000,
-        max_chunk_tokens: int | None = None,
         caching: bool = True,
         eos_token_ids: frozenset[int] = frozenset([EOS]),
     ) -> None:
@@ -109,7 +108,6 @@ class Bench:
             eos_token_ids=eos_token_ids,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            max_chunk_tokens=max_chunk_tokens,
             enable_prefix_caching=caching,
         )
         self.pool = BlockPool(num_blocks, block_size)

@@ -59,6 +59,14 @@ def test_too_large_a_wish_takes_nothing() -> None:
     assert len(pool.allocate(2, cached=hits)) == 4
 
 
+def test_a_hit_on_a_block_in_use_costs_no_free_block() -> None:
+    pool = BlockPool(4, 4)
+    owner = compute(pool, range(8))
+    assert pool.num_free_beside(owner) == 2
+    assert len(pool.allocate(2, cached=owner)) == 4
+    assert pool.num_free == 0
+
+
 def test_a_shared_block_stays_until_its_last_reader_has_gone() -> None:
     pool = BlockPool(4, 4)
     first = compute(pool, range(8))

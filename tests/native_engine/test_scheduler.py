@@ -137,6 +137,20 @@ def test_books_balance_in_the_middle_of_a_prompt_and_its_third_chunk_arrives() -
     assert bench.outputs["a"] == generates(prompt(24))
 
 
+def test_many_decodes_go_first_even_where_a_prompt_before_them_could_fill_the_step() -> None:
+    bench = Bench(num_blocks=64, max_num_batched_tokens=8)
+    bench.add("long", prompt(100, 1))
+    for index in range(3):
+        bench.add(str(index), prompt(2, 2 + index), max_tokens=30)
+    for _ in range(4):
+        bench.step()
+    for _ in range(5):
+        before = {name: len(tokens) for name, tokens in bench.outputs.items()}
+        bench.step()
+        assert all(len(bench.outputs[name]) == before[name] + 1 for name in "012")
+    assert bench.twin.plans[-1][-1][0] == "long"
+
+
 # ---- preemption
 
 
@@ -211,6 +225,21 @@ def test_a_resumed_request_is_admitted_only_when_all_of_it_fits() -> None:
         lengths = [length for request, length in admissions if request == name]
         assert lengths == sorted(set(lengths))  # it had grown each time it came back
     assert bench.engine.stats().num_preemptions >= 1
+
+
+def test_an_admission_is_not_undone_by_the_next_decode() -> None:
+    """A block is kept free for each running sequence, so the newcomer gets somewhere before it can be preempted."""
+    bench = Bench(num_blocks=6, block_size=4, max_num_batched_tokens=64)
+    bench.add("a", prompt(4, 1), max_tokens=8)
+    bench.add("b", prompt(4, 2), max_tokens=8)
+    bench.step()
+    bench.step()  # four of six blocks are taken
+    bench.add("c", prompt(4, 3))
+    bench.step()
+    assert bench.engine.stats().num_waiting == 1  # its block is there, but then a or b could not grow by one each
+    bench.run()
+    assert bench.outputs["c"] == generates(prompt(4, 3))
+    assert bench.engine.stats().num_preemptions == 0
 
 
 def test_mixed_lengths_are_never_preempted_while_memory_is_free() -> None:
@@ -305,6 +334,38 @@ def test_the_cached_tokens_of_the_answer_are_those_that_were_not_computed() -> N
     start = next(start for plan in bench.twin.plans for request, start, _, _ in plan if request == "second")
     assert bench.cached["second"] == start == 8
     assert bench.engine.stats().prefix_hits == 8
+
+
+def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
+    bench = Bench(num_blocks=32, max_num_batched_tokens=16)
+    for index in range(4):
+        bench.add(str(index), [*prompt(12), 3 + index])
+    bench.run()
+    assert bench.cached == {"0": 0, "1": 12, "2": 12, "3": 12}
+    assert all(bench.outputs[str(index)] == generates([*prompt(12), 3 + index]) for index in range(4))
+    assert bench.twin.plans[0] == [("0", 0, 13, True)]
+    assert [length for _, _, length, _ in bench.twin.plans[1]] == [1, 1, 1, 1]
+
+
+def test_whoever_waits_for_a_prefix_computes_it_itself_when_its_owner_gives_up() -> None:
+    bench = Bench(num_blocks=32, max_num_batched_tokens=4)
+    bench.add("owner", prompt(20), max_tokens=2)
+    bench.add("waits", prompt(20))
+    bench.step()
+    bench.step()
+    assert bench.engine.stats().num_waiting == 1
+    bench.engine.abort("owner")
+    bench.run()
+    assert bench.cached["waits"] == 8  # what the owner had finished
+    assert bench.outputs["waits"] == generates(prompt(20))
+
+
+def test_a_prompt_does_not_wait_for_a_prefix_that_only_begins_like_its_own() -> None:
+    bench = Bench(num_blocks=32, max_num_batched_tokens=16)
+    bench.add("first", prompt(30))
+    bench.add("second", [*prompt(3), 7, 7, 7])
+    bench.step()
+    assert [request for request, *_ in bench.twin.plans[0]] == ["first", "second"]
 
 
 def test_tenants_with_different_salts_do_not_share_a_prefix() -> None:
@@ -562,18 +623,14 @@ class EngineMachine(RuleBasedStateMachine):
         block_size=st.integers(1, 4),
         seats=st.integers(1, 4),
         extra_budget=st.integers(0, 8),
-        cap=st.none() | st.integers(1, 4),
         caching=st.booleans(),
     )
-    def start(
-        self, num_blocks: int, block_size: int, seats: int, extra_budget: int, cap: int | None, caching: bool
-    ) -> None:
+    def start(self, num_blocks: int, block_size: int, seats: int, extra_budget: int, caching: bool) -> None:
         self.bench = Bench(
             num_blocks=num_blocks,
             block_size=block_size,
             max_num_seqs=seats,
             max_num_batched_tokens=seats + extra_budget,
-            max_chunk_tokens=cap,
             max_model_len=40,
             caching=caching,
         )
