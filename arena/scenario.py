@@ -33,16 +33,16 @@ class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A mapping of the file in which every key must be known."""
 
 
-class Fixed(Strict, tag_field="kind", tag="fixed", frozen=True):
+class Fixed(Strict, tag_field="kind", tag="fixed", frozen=True, kw_only=True):
     tokens: Tokens
 
 
-class Uniform(Strict, tag_field="kind", tag="uniform", frozen=True):
+class Uniform(Strict, tag_field="kind", tag="uniform", frozen=True, kw_only=True):
     low: Tokens
     high: Tokens
 
 
-class LogNormal(Strict, tag_field="kind", tag="lognormal", frozen=True):
+class LogNormal(Strict, tag_field="kind", tag="lognormal", frozen=True, kw_only=True):
     """Clipped to [low, high]; `median` and `sigma` describe it before clipping."""
 
     median: Tokens
@@ -54,7 +54,7 @@ class LogNormal(Strict, tag_field="kind", tag="lognormal", frozen=True):
 Lengths: TypeAlias = Fixed | Uniform | LogNormal
 
 
-class SyntheticWorkload(Strict, tag_field="kind", tag="synthetic", frozen=True):
+class SyntheticWorkload(Strict, tag_field="kind", tag="synthetic", frozen=True, kw_only=True):
     """Prompts of random words. `prompt` is the length of the user's message, `output` the exact number of tokens asked for."""
 
     seed: Annotated[int, Meta(ge=0)] = 1
@@ -62,7 +62,7 @@ class SyntheticWorkload(Strict, tag_field="kind", tag="synthetic", frozen=True):
     output: Lengths
 
 
-class FileWorkload(Strict, tag_field="kind", tag="jsonl", frozen=True):
+class FileWorkload(Strict, tag_field="kind", tag="jsonl", frozen=True, kw_only=True):
     """Prompts from a JSONL file, path relative to the scenario's file."""
 
     seed: Annotated[int, Meta(ge=0)] = 1
@@ -73,7 +73,7 @@ class FileWorkload(Strict, tag_field="kind", tag="jsonl", frozen=True):
 Workload: TypeAlias = SyntheticWorkload | FileWorkload
 
 
-class SLO(Strict, frozen=True):
+class SLO(Strict, frozen=True, kw_only=True):
     """A request is good when its TTFT and its TPOT are within the limits; `percentile` percent of all scheduled must be."""
 
     ttft_ms: Positive
@@ -85,7 +85,7 @@ class SLO(Strict, frozen=True):
         return (self.ttft_ms + self.tpot_ms * (max_tokens - 1)) / 1000
 
 
-class Cell(Strict, frozen=True):
+class Cell(Strict, frozen=True, kw_only=True):
     """One measurement. Load goes on through the cool-down, so that the last measured requests do not meet an idle engine."""
 
     warmup_s: Seconds = 4.0
@@ -93,7 +93,7 @@ class Cell(Strict, frozen=True):
     settle_s: Seconds = 1.0
 
 
-class Search(Strict, frozen=True):
+class Search(Strict, frozen=True, kw_only=True):
     """The ladder of rates, `start_rps * step ** rung`, and how much is spent on walking it."""
 
     start_rps: Positive = 1.0
@@ -107,7 +107,7 @@ class Search(Strict, frozen=True):
     burst_timeout_s: Positive = 60.0
 
 
-class Scenario(Strict, frozen=True):
+class Scenario(Strict, frozen=True, kw_only=True):
     name: str
     title: str = ""
     model: str
@@ -123,11 +123,12 @@ class Scenario(Strict, frozen=True):
     @property
     def settings(self) -> SearchSettings:
         ladder = SearchSettings(start_rps=self.search.start_rps, step=self.search.step)
+        lowest = -ladder.unclipped_rung_below(self.search.start_rps**2 / self.search.min_rps)  # mirrored: the rung above
         return SearchSettings(
             start_rps=self.search.start_rps,
             step=self.search.step,
             stride=self.search.stride,
-            min_rung=ladder.unclipped_rung_below(self.search.min_rps * self.search.step),
+            min_rung=lowest,
             max_rung=ladder.unclipped_rung_below(self.search.max_rps),
             max_replicates=self.search.max_replicates,
             percentile=self.slo.percentile,
@@ -138,6 +139,9 @@ class Scenario(Strict, frozen=True):
     def longest_output(self) -> int:
         output = self.workload.output
         return output.tokens if isinstance(output, Fixed) else output.high
+
+    def with_model(self, model: str) -> Scenario:
+        return msgspec.structs.replace(self, model=model)
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

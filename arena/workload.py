@@ -1,14 +1,14 @@
 """What the requests say: seeded prompts with stated lengths. Pure: the text of a prompts file is given, not read.
 
-    prompts = prompt_source(workload, cell=CellKey(rung=4, replicate=0))
+    prompts = prompt_source(workload, CellKey(run_seed=7, rung=4, replicate=0))
     prompts(17)            # the 18th request of that cell: the same text on every machine and for every engine
 
 Synthetic prompts are built from common English words that are one token each, with a space before them, in the byte-pair
 vocabularies of GPT-2, Llama 3, Qwen and SmolLM2. So `n` words are about `n` tokens without asking any tokenizer; this is an
 estimate, and the report prints what the engines counted. The chat template comes on top.
 
-Nothing can be served from a prefix cache: words are drawn afresh for each request from a stream of its own (workload seed,
-rung, replicate, seq), the varying words come first and the constant question last. Only what the chat template puts in front
+Nothing can be served from a prefix cache: words are drawn afresh for each request from a stream of its own (seeds, rung,
+replicate, seq), the varying words come first and the constant question last. Only what the chat template puts in front
 of every message is shared. Warm-up requests are part of the same numbering, so no measured prompt was sent before.
 """
 
@@ -23,6 +23,7 @@ from typing import Any, assert_never
 import msgspec
 import numpy as np
 
+from arena.arrivals import seed_sequence
 from arena.plan import Prompt, PromptSource
 from arena.scenario import FileWorkload, Fixed, Lengths, LogNormal, ScenarioError, SyntheticWorkload, Uniform, Workload
 
@@ -33,15 +34,23 @@ _RUNG_OFFSET = 1 << 16  # rungs may be negative, entropy may not
 
 @dataclass(frozen=True, slots=True)
 class CellKey:
-    """Names a plan: all engines meet the same one at the same rung and replicate. `rung=None`: prompts of the warm-up burst."""
+    """Names a plan: all engines of a race meet the same one at the same rung and replicate.
 
+    `run_seed` differs from race to race, so that an endpoint that stays up has not seen the prompts in the last one.
+    `rung=None` is the warm-up burst.
+    """
+
+    run_seed: int
     rung: int | None
     replicate: int
 
     @property
-    def entropy(self) -> int:
+    def rung_entropy(self) -> int:
         """The rung as a number for seeding; the burst has one that no rung can have."""
         return 0 if self.rung is None else self.rung + _RUNG_OFFSET
+
+    def schedule_seed(self) -> np.random.SeedSequence:
+        return seed_sequence(run=self.run_seed, cell=self.rung_entropy, replicate=self.replicate)
 
 
 def prompt_source(workload: Workload, cell: CellKey, *, prompts_text: str = "") -> PromptSource:
@@ -111,7 +120,8 @@ def draw(lengths: Lengths, rng: np.random.Generator) -> int:
 
 
 def _stream(seed: int, cell: CellKey, seq: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, cell.entropy, cell.replicate, seq])))
+    entropy = [seed, cell.run_seed, cell.rung_entropy, cell.replicate, seq]
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
 def _prompt(messages: list[dict[str, Any]], output_tokens: int) -> Prompt:
