@@ -145,6 +145,12 @@ class Bench:
             self.step()
         raise AssertionError(f"still at work after {max_steps} steps: {self.engine.stats()}")
 
+    def answer_while_others_run(self, request_id: str, prompt_ids: Sequence[int], **options: object) -> list[int]:
+        self.add(request_id, prompt_ids, **options)  # type: ignore[arg-type]
+        while request_id not in self.finish_reasons:
+            self.step()
+        return self.outputs[request_id]
+
     def answer(self, request_id: str, prompt_ids: Sequence[int], **options: object) -> list[int]:
         """The answer of a request that runs to its end now, together with whatever is in the engine."""
         self.add(request_id, prompt_ids, **options)  # type: ignore[arg-type]

@@ -368,6 +368,29 @@ def test_a_prompt_does_not_wait_for_a_prefix_that_only_begins_like_its_own() -> 
     assert [request for request, *_ in bench.twin.plans[0]] == ["first", "second"]
 
 
+def test_nobody_waits_for_a_block_that_could_not_be_shared_anyway() -> None:
+    """The last token is always computed, so a block that ends with it is too."""
+    bench = Bench(num_blocks=32, max_num_batched_tokens=16)
+    bench.add("first", prompt(4))
+    bench.add("second", prompt(4))
+    bench.step()
+    assert [request for request, *_ in bench.twin.plans[0]] == ["first", "second"]
+
+
+def test_nobody_waits_for_a_block_that_its_owner_has_computed_without_publishing() -> None:
+    """It was a duplicate when it was computed; then the original was evicted."""
+    bench = Bench(num_blocks=10, max_num_batched_tokens=32)
+    bench.answer("original", prompt(8), max_tokens=1)
+    bench.add("duplicate", prompt(8), max_tokens=20)
+    bench.step()
+    for seed in (5, 6):
+        bench.answer_while_others_run(f"evicts {seed}", prompt(20, seed), max_tokens=1)
+    bench.add("third", [*prompt(8), 7, 7])
+    bench.step()
+    assert bench.outputs["third"]
+    assert bench.cached["third"] == 4
+
+
 def test_tenants_with_different_salts_do_not_share_a_prefix() -> None:
     bench = Bench(num_blocks=32)
     for name, salt in (("no salt", None), ("a", "a"), ("b", "b"), ("empty", ""), ("a again", "a")):
