@@ -47,7 +47,7 @@ def poisson(*, rate_rps: float, horizon_ns: int, seed: np.random.SeedSequence) -
         times = reached_ns + np.cumsum(rng.exponential(mean_gap_ns, block))
         blocks.append(times)
         reached_ns = float(times[-1])
-    offsets = np.concatenate(blocks).astype(np.int64)
+    offsets: Offsets = np.concatenate(blocks).astype(np.int64)
     return offsets[offsets < horizon_ns]
 
 
@@ -55,7 +55,7 @@ def constant(*, rate_rps: float, horizon_ns: int) -> Offsets:
     """Equal gaps, the first arrival at 0. Each offset is computed from its index, so that rounding never adds up."""
     _check(rate_rps, horizon_ns)
     count = int(np.ceil(horizon_ns * rate_rps / SECOND_NS)) + 1
-    offsets = np.floor(np.arange(count) * (SECOND_NS / rate_rps)).astype(np.int64)
+    offsets: Offsets = np.floor(np.arange(count) * (SECOND_NS / rate_rps)).astype(np.int64)
     return offsets[offsets < horizon_ns]
 
 

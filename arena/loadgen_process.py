@@ -224,7 +224,7 @@ class Cell:
         self.num_done += 1
         self.num_failed += row.status != "ok"
         end_ns = row.last_gen_ns or row.done_ns or row.scheduled_ns
-        self.environment.events.request.fire(
+        self.environment.events.request.fire(  # type: ignore[no-untyped-call]  # locust's hooks are untyped
             request_type="POST",
             name=self.plan.cell_id,
             response_time=(end_ns - row.scheduled_ns) / 1e6,
@@ -383,19 +383,20 @@ def run(job: Job) -> None:
     PacedUser.cell = cell
     cell.start_clock()
     background = [gevent.spawn(cell.record), gevent.spawn(cell.watch), gevent.spawn(_end_with_driver)]
-    environment.create_local_runner().start(user_count=1, spawn_rate=1)
+    runner = environment.create_local_runner()
+    runner.start(user_count=1, spawn_rate=1)
     (cell.measured_done if plan.measured else cell.plan_done).wait()
-    environment.runner.quit()
+    runner.quit()
     gevent.killall(background)
     cell.finish()
 
 
-class PacedUser(locust.User):  # type: ignore[misc]  # locust is untyped
+class PacedUser(locust.User):
     """Locust's one user. It does not simulate anybody: it hosts the pacer."""
 
     cell: Cell
 
-    @locust.task  # type: ignore[untyped-decorator]
+    @locust.task
     def fire_the_plan(self) -> None:
         self.cell.pace()
         raise StopUser

@@ -1,8 +1,8 @@
 """An engine whose timing is known: it does what each request's `script` says, and remembers when each piece left.
 
-It is the yardstick of the load generator (`python -m arena.truth`) and the twin for its fault tests. It computes nothing, so
-it runs in a process of its own at tens of thousands of events a second. `python -m arena.scripted_engine` prints one JSON
-line with its port and serves until it is killed or its stdin ends.
+It is the yardstick of the load generator (`python -m arena.truth`) and the twin for its fault tests. It computes
+nothing, so it keeps its times at ten thousand events a second. `python -m arena.scripted_engine`
+prints one JSON line with its port and serves until it is killed or its stdin ends.
 
     POST any path, body {"script": {...}}   answers as a script says; the X-Request-Id names it in the log
     GET /log                                {"requests": {id: {"received_ns", "left_ns": [...]}}, "max_in_flight", ...}
@@ -17,15 +17,19 @@ import asyncio
 import contextlib
 import socket
 import struct
+import subprocess
 import sys
 import time
+import urllib.request
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 End: TypeAlias = Literal["whole", "cut", "reset", "hang"]
-"""whole: the body ends properly. cut: the connection closes in mid-body. reset: as cut, with RST. hang: nothing more comes."""
+"""whole: the body ends properly. cut: the connection closes in mid-body. reset: as cut, with RST. hang: nothing more
+comes."""
 
 
 class Step(msgspec.Struct, array_like=True):
@@ -59,7 +63,7 @@ class Log(msgspec.Struct):
     requests: dict[str, Record]
     max_in_flight: int
     connections: int
-    targets: dict[str, Any]  # body fields other than the script, by request: what the client really asked
+    asked: dict[str, Any]  # body fields other than the script, by request: what the client really sent
 
 
 def event(payload: dict[str, Any]) -> str:
@@ -98,6 +102,31 @@ def stream_script(*, ttft_ms: float, itl_ms: float, tokens: int, **options: Any)
     steps += [Step(ttft_ms + index * itl_ms, text_event("word ")) for index in range(tokens)]
     end = finish_event() + usage_event(tokens) + DONE
     return Script(steps=[*steps, Step(steps[-1].at_ms, end)], **options)
+
+
+class RunningEngine:
+    """A scripted engine in a process of its own, as its user sees it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self.process = process
+        self.url = f"http://127.0.0.1:{msgspec.json.decode(process.stdout.readline())['port']}"
+
+    def take_log(self) -> Log:
+        """What happened since the last call."""
+        with urllib.request.urlopen(f"{self.url}/log", timeout=30) as response:
+            return msgspec.json.decode(response.read(), type=Log)
+
+
+@contextlib.contextmanager
+def running() -> Iterator[RunningEngine]:
+    """Start an engine, and stop it."""
+    argv = [sys.executable, "-m", "arena.scripted_engine"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            yield RunningEngine(process)
+        finally:
+            process.kill()
 
 
 class Engine:
@@ -143,7 +172,7 @@ class _Connection(asyncio.Protocol):
         head, end, rest = self._buffer.partition(b"\r\n\r\n")
         if not end:
             return
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in head.split(b"\r\n"))}
+        headers = _headers(head)
         length = int(headers.get(b"content-length", b"0"))
         if len(rest) < length:
             return
@@ -227,6 +256,11 @@ class _Connection(asyncio.Protocol):
             "close": "Connection: close\r\n",
         }[script.framing]
         return f"HTTP/1.1 {script.status} Scripted\r\nContent-Type: {script.content_type}\r\n{framing}\r\n".encode()
+
+
+def _headers(head: bytes) -> dict[bytes, bytes]:
+    lines = (line.partition(b":") for line in head.split(b"\r\n"))
+    return {name.lower(): value.strip() for name, _, value in lines}
 
 
 def _framed(data: bytes, script: Script) -> bytes:

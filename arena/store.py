@@ -5,20 +5,31 @@ ingested in one transaction, as delete and insert: doing it again changes nothin
 cell carries `ingested_utc`. One process writes at a time.
 
 >>> with Store(Path("out/arena.duckdb")) as store:
-...     store.record_run(RunRecord(...)); store.record_engine(EngineRecord(...)); store.record_cell(CellRecord(...), plan)
+...     store.record_run(RunRecord(...))
+...     store.record_engine(EngineRecord(...))
+...     store.record_cell(CellRecord(...), plan)
 ...     store.ingest("cell-1", Path("out/spool/cell-1.jsonl"))
 ...     store.cell_summary("cell-1", slo_ttft_ms=500, slo_tpot_ms=50).attainment
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
+import duckdb
+
+from arena import spool as spools
 from arena.plan import CellPlan
+from arena.spool import SpoolError, SpoolFooter, SpoolHeader
+
+SCHEMA_VERSION = 1
 
 CellStatus: TypeAlias = Literal["planned", "ok", "invalid_client", "invalid_cache", "unstable", "aborted"]
 
@@ -91,33 +102,235 @@ class CellSummary:
 
 
 class Store:
-    def __init__(self, path: Path, *, read_only: bool = False) -> None: ...
+    """One DuckDB file. `read_only` opens it beside other readers."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self._connection = duckdb.connect(str(path), read_only=read_only)
+        if read_only:
+            return
+        self._connection.execute(files("arena").joinpath("schema.sql").read_text())
+        self._connection.execute(files("arena").joinpath("views.sql").read_text())
+        if not self.query("SELECT version FROM schema_meta"):
+            self._insert("schema_meta", {"version": SCHEMA_VERSION, "duckdb_version": duckdb.__version__})
+
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
-    def close(self) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
 
-    def record_run(self, run: RunRecord) -> None: ...
-    def record_engine(self, engine: EngineRecord) -> None: ...
+    def close(self) -> None:
+        self._connection.close()
+
+    def record_run(self, run: RunRecord) -> None:
+        self._replace(
+            "runs",
+            "run_id",
+            {
+                "run_id": run.run_id,
+                "started_utc": run.started_utc,
+                "scenario": run.scenario,
+                "seed": run.seed,
+                "git_sha": run.git_sha,
+                "host_json": json.dumps(dict(run.host)),
+                "notes": run.notes,
+            },
+        )
+
+    def record_engine(self, engine: EngineRecord) -> None:
+        self._replace(
+            "engines",
+            "engine_id",
+            {
+                "engine_id": engine.engine_id,
+                "run_id": engine.run_id,
+                "name": engine.name,
+                "version": engine.version,
+                "endpoint": engine.endpoint,
+                "model": engine.model,
+                "weights_sha": engine.weights_sha,
+                "flags_json": json.dumps(dict(engine.flags)),
+                "capability_json": json.dumps(dict(engine.capability)),
+            },
+        )
+
     def record_cell(self, cell: CellRecord, plan: CellPlan) -> None:
         """Announce a cell before it runs: its status is `planned`, and its plan is stored once per sha256."""
+        with self._transaction():
+            self._record_plan(plan)
+            self._replace(
+                "cells",
+                "cell_id",
+                {
+                    "cell_id": cell.cell_id,
+                    "run_id": cell.run_id,
+                    "engine_id": cell.engine_id,
+                    "plan_sha256": plan.sha256,
+                    "replicate": cell.replicate,
+                    "slot": cell.slot,
+                    "rate_rps": cell.rate_rps,
+                    "status": "planned",
+                },
+            )
 
     def ingest(self, cell_id: str, spool: Path) -> None:
         """Load a complete spool. Refuses one without its done marker, of another plan, or damaged since."""
+        header, footer = _checked(spool)
+        planned = self.query("SELECT plan_sha256 FROM cells WHERE cell_id = ?", [cell_id])
+        if not planned:
+            raise SpoolError(f"Cell {cell_id!r} was never recorded in this store.")
+        if header.cell_id != cell_id or header.plan_sha256 != planned[0]["plan_sha256"]:
+            raise SpoolError(f"{spool} belongs to cell {header.cell_id!r} and its plan, not to {cell_id!r}.")
+        with self._transaction():
+            for table in ("requests", "token_events", "client_health"):
+                self._connection.execute(f"DELETE FROM {table} WHERE cell_id = ?", [cell_id])
+            for statement in _LOAD:
+                self._connection.execute(statement, {"cell_id": cell_id, "spool": str(spool)})
+            loaded = self.query("SELECT count(*) AS n FROM requests WHERE cell_id = ?", [cell_id])[0]["n"]
+            if loaded != footer.requests:
+                raise SpoolError(f"{spool} promises {footer.requests} requests and holds {loaded}.")
+            self._mark_ingested(cell_id, header, footer)
 
     def judge_cell(self, cell_id: str, status: CellStatus, reason: str | None = None) -> None:
         """What the audit says of a cell."""
+        self._connection.execute("UPDATE cells SET status = ?, reason = ? WHERE cell_id = ?", [status, reason, cell_id])
 
-    def record_audit(
-        self, cell_id: str, check: str, value: float | None, threshold: float | None, ok: bool
-    ) -> None: ...
+    def record_audit(self, cell_id: str, check: str, value: float | None, threshold: float | None, ok: bool) -> None:
+        self._connection.execute(
+            "INSERT OR REPLACE INTO audits VALUES (?, ?, ?, ?, ?)", [cell_id, check, value, threshold, ok]
+        )
 
-    def cell_summary(self, cell_id: str, *, slo_ttft_ms: float, slo_tpot_ms: float) -> CellSummary: ...
+    def cell_summary(self, cell_id: str, *, slo_ttft_ms: float, slo_tpot_ms: float) -> CellSummary:
+        rows = self.query(_SUMMARY, [slo_ttft_ms, slo_tpot_ms, cell_id])
+        if not rows:
+            raise KeyError(f"Cell {cell_id!r} is not in this store.")
+        return CellSummary(**{field.name: rows[0][field.name] for field in fields(CellSummary)})
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """Rows of any SELECT as dictionaries. Views: v_requests, v_itl, v_cells; macro: slo_requests(ttft_ms,
-        tpot_ms)."""
-        raise NotImplementedError
+        """Rows of any SELECT as dictionaries. Views: v_requests, v_measured, v_itl, v_cells, v_cell_itl;
+        table macros: slo_requests(ttft_ms, tpot_ms), slo_cells(ttft_ms, tpot_ms)."""
+        result = self._connection.execute(sql, list(parameters))
+        names = [column[0] for column in result.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+    def export_parquet(self, folder: Path) -> None:
+        """The whole store as Parquet files, for archives that outlive a storage format."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for row in self.query("SELECT table_name FROM duckdb_tables() ORDER BY table_name"):
+            table = row["table_name"]
+            target = str(folder / f"{table}.parquet").replace("'", "''")
+            self._connection.execute(f"COPY {table} TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    def _record_plan(self, plan: CellPlan) -> None:
+        if self.query("SELECT n FROM plans WHERE plan_sha256 = ?", [plan.sha256]):
+            return
+        self._insert(
+            "plans",
+            {
+                "plan_sha256": plan.sha256,
+                "kind": plan.kind,
+                "rate_rps": plan.rate_rps,
+                "warmup_ns": plan.warmup_ns,
+                "horizon_ns": plan.horizon_ns,
+                "n": len(plan.requests),
+            },
+        )
+        columns = [
+            [request.seq for request in plan.requests],
+            [request.scheduled_ns for request in plan.requests],
+            [request.prompt_id for request in plan.requests],
+            [request.max_tokens for request in plan.requests],
+        ]
+        self._connection.execute(
+            "INSERT INTO plan_rows SELECT ?, unnest(?::INTEGER[]), unnest(?::BIGINT[]), unnest(?::VARCHAR[]), "
+            "unnest(?::INTEGER[])",
+            [plan.sha256, *columns],
+        )
+
+    def _mark_ingested(self, cell_id: str, header: SpoolHeader, footer: SpoolFooter) -> None:
+        """A cell that the audit has judged keeps that judgement."""
+        self._connection.execute(
+            "UPDATE cells SET ingested_utc = now()::TIMESTAMP, epoch_unix_ns = ?, gc_frozen = ?, timer = ?, "
+            "max_in_flight = ?, connections_opened = ?, cooldown_exhausted = ?, "
+            "reason = CASE WHEN status = 'planned' THEN ? ELSE reason END, "
+            "status = CASE WHEN status = 'planned' THEN ? ELSE status END WHERE cell_id = ?",
+            [
+                header.epoch_unix_ns,
+                header.gc_frozen,
+                header.timer,
+                footer.max_in_flight,
+                footer.connections_opened,
+                footer.cooldown_exhausted,
+                footer.aborted,
+                "ok" if footer.aborted is None else "aborted",
+                cell_id,
+            ],
+        )
+
+    def _replace(self, table: str, key: str, row: Mapping[str, Any]) -> None:
+        self._connection.execute(f"DELETE FROM {table} WHERE {key} = ?", [row[key]])
+        self._insert(table, row)
+
+    def _insert(self, table: str, row: Mapping[str, Any]) -> None:
+        places = ", ".join("?" * len(row))
+        self._connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})", list(row.values()))
+
+
+def _checked(spool: Path) -> tuple[SpoolHeader, SpoolFooter]:
+    spools.verify(spool)
+    rows = spools.read_rows(spool)
+    header = next(rows, None)
+    footer: spools.SpoolRow | None = None
+    for footer in rows:  # noqa: B007  (the last row is what is wanted)
+        pass
+    if not isinstance(header, SpoolHeader) or not isinstance(footer, SpoolFooter):
+        raise SpoolError(f"{spool} has no header or no footer.")
+    return header, footer
+
+
+# The spool goes in as it is: DuckDB reads the JSON lines itself, and the columns are those of the row types.
+_REQUEST_COLUMNS = {
+    "seq": "INTEGER", "measured": "BOOLEAN", "prompt_id": "VARCHAR", "max_tokens": "INTEGER", "scheduled_ns": "BIGINT",
+    "sent_ns": "BIGINT", "connected_ns": "BIGINT", "wrote_ns": "BIGINT", "first_byte_ns": "BIGINT", "role_ns": "BIGINT",
+    "first_reason_ns": "BIGINT", "first_text_ns": "BIGINT", "first_gen_ns": "BIGINT", "last_gen_ns": "BIGINT",
+    "usage_ns": "BIGINT", "done_ns": "BIGINT", "status": "VARCHAR", "http": "INTEGER", "err_class": "VARCHAR",
+    "err_message": "VARCHAR", "finish_reason": "VARCHAR", "in_tok_usage": "INTEGER", "out_tok_usage": "INTEGER",
+    "reason_tok_usage": "INTEGER", "cached_tok": "INTEGER", "out_tok_counted": "INTEGER", "tokens_known": "BOOLEAN",
+    "n_chunks": "INTEGER", "n_recvs": "INTEGER", "reused": "BOOLEAN",
+}  # fmt: skip
+_EVENT_COLUMNS = {"seq": "INTEGER", "token_ns": "BIGINT[]", "token_n": "INTEGER[]", "token_kind": "UTINYINT[]"}
+_HEALTH_COLUMNS = {
+    "t_ns": "BIGINT", "cpu": "DOUBLE", "loop_lag_ns": "BIGINT", "in_flight": "INTEGER", "sockets": "INTEGER",
+}  # fmt: skip
+
+
+def _load(table: str, kind: str, columns: Mapping[str, str], where: str = "true") -> str:
+    types = ", ".join(f"'{name}': '{type_}'" for name, type_ in {"row": "VARCHAR", **columns}.items())
+    return (
+        f"INSERT INTO {table} SELECT $cell_id, {', '.join(columns)} "
+        f"FROM read_json($spool, format = 'newline_delimited', columns = {{{types}}}) "
+        f"WHERE \"row\" = '{kind}' AND {where}"
+    )
+
+
+_LOAD = (
+    _load("requests", "request", _REQUEST_COLUMNS),
+    _load("token_events", "request", _EVENT_COLUMNS, where="len(token_ns) > 0"),
+    _load("client_health", "health", _HEALTH_COLUMNS),
+)
+
+_SUMMARY = """
+SELECT c.engine_id, c.rate_rps, c.replicate, c.status, s.good, s.attainment, s.ttft_misses, s.tpot_misses,
+s.goodput_rps, v.* FROM slo_cells(?, ?) AS s JOIN v_cells AS v USING (cell_id) JOIN cells AS c USING (cell_id) WHERE
+cell_id = ?
+"""

@@ -1,0 +1,129 @@
+-- Raw facts of one arena run. Times are BIGINT nanoseconds from the start of the cell, NULL where the thing never happened.
+-- Nothing that can be computed is stored: metrics are views (views.sql).
+
+CREATE TABLE IF NOT EXISTS schema_meta (
+    version INTEGER NOT NULL,
+    duckdb_version VARCHAR NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS runs (
+    run_id VARCHAR PRIMARY KEY,
+    started_utc VARCHAR NOT NULL,
+    scenario VARCHAR NOT NULL,
+    seed BIGINT NOT NULL,
+    git_sha VARCHAR,
+    host_json VARCHAR NOT NULL,
+    notes VARCHAR
+);
+
+CREATE TABLE IF NOT EXISTS engines (
+    engine_id VARCHAR PRIMARY KEY,
+    run_id VARCHAR NOT NULL,
+    name VARCHAR NOT NULL,
+    version VARCHAR,
+    endpoint VARCHAR NOT NULL,
+    model VARCHAR NOT NULL,
+    weights_sha VARCHAR,
+    flags_json VARCHAR NOT NULL,
+    capability_json VARCHAR NOT NULL
+);
+
+-- One plan serves every engine; it is stored once, under the digest of its content.
+CREATE TABLE IF NOT EXISTS plans (
+    plan_sha256 VARCHAR PRIMARY KEY,
+    kind VARCHAR NOT NULL,
+    rate_rps DOUBLE NOT NULL,
+    warmup_ns BIGINT NOT NULL,
+    horizon_ns BIGINT NOT NULL,
+    n INTEGER NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS plan_rows (
+    plan_sha256 VARCHAR NOT NULL,
+    seq INTEGER NOT NULL,
+    scheduled_ns BIGINT NOT NULL,
+    prompt_id VARCHAR NOT NULL,
+    max_tokens INTEGER NOT NULL
+);
+
+-- `status` is the audit's word on the cell; `ingested_utc` says that its spool is in. They are different facts.
+CREATE TABLE IF NOT EXISTS cells (
+    cell_id VARCHAR PRIMARY KEY,
+    run_id VARCHAR NOT NULL,
+    engine_id VARCHAR NOT NULL,
+    plan_sha256 VARCHAR NOT NULL,
+    replicate INTEGER NOT NULL,
+    slot INTEGER NOT NULL,
+    rate_rps DOUBLE NOT NULL,
+    status VARCHAR NOT NULL,
+    reason VARCHAR,
+    epoch_unix_ns BIGINT,
+    max_in_flight INTEGER,
+    connections_opened INTEGER,
+    cooldown_exhausted BOOLEAN,
+    gc_frozen BOOLEAN,
+    timer VARCHAR,
+    ingested_utc TIMESTAMP
+);
+
+CREATE TABLE IF NOT EXISTS requests (
+    cell_id VARCHAR NOT NULL,
+    seq INTEGER NOT NULL,
+    measured BOOLEAN NOT NULL,
+    prompt_id VARCHAR NOT NULL,
+    max_tokens INTEGER NOT NULL,
+    scheduled_ns BIGINT NOT NULL,
+    sent_ns BIGINT,
+    connected_ns BIGINT,
+    wrote_ns BIGINT,
+    first_byte_ns BIGINT,
+    role_ns BIGINT,
+    first_reason_ns BIGINT,
+    first_text_ns BIGINT,
+    first_gen_ns BIGINT,
+    last_gen_ns BIGINT,
+    usage_ns BIGINT,
+    done_ns BIGINT,
+    status VARCHAR NOT NULL,
+    http INTEGER,
+    err_class VARCHAR,
+    err_message VARCHAR,
+    finish_reason VARCHAR,
+    in_tok_usage INTEGER,
+    out_tok_usage INTEGER,
+    reason_tok_usage INTEGER,
+    cached_tok INTEGER,
+    out_tok_counted INTEGER NOT NULL,
+    tokens_known BOOLEAN NOT NULL,
+    n_chunks INTEGER NOT NULL,
+    n_recvs INTEGER NOT NULL,
+    reused BOOLEAN,
+    PRIMARY KEY (cell_id, seq)
+);
+
+-- One row a request: the events that generated something, in order. kind: 0 text, 1 reasoning, 2 tool-call arguments.
+CREATE TABLE IF NOT EXISTS token_events (
+    cell_id VARCHAR NOT NULL,
+    seq INTEGER NOT NULL,
+    t_ns BIGINT[] NOT NULL,
+    n_tok INTEGER[] NOT NULL,
+    kind UTINYINT[] NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS client_health (
+    cell_id VARCHAR NOT NULL,
+    t_ns BIGINT NOT NULL,
+    cpu DOUBLE NOT NULL,
+    loop_lag_ns BIGINT NOT NULL,
+    in_flight INTEGER NOT NULL,
+    sockets INTEGER NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS audits (
+    cell_id VARCHAR NOT NULL,
+    check_name VARCHAR NOT NULL,
+    value DOUBLE,
+    threshold DOUBLE,
+    ok BOOLEAN NOT NULL,
+    PRIMARY KEY (cell_id, check_name)
+);
