@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from native_engine.errors import EngineError
 
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Floats: TypeAlias = npt.NDArray[np.float32]
 
 MAGIC = b"GGUF"
 MAX_DIMENSIONS = 4
@@ -41,45 +43,41 @@ class BlockFormat(NamedTuple):
     name: str
     block_size: int
     block_bytes: int
-    dequantise: Callable[[Array], Array]  # uint8 [blocks, block_bytes] -> fp32 [blocks, block_size]
+    dequantise: Callable[[Bytes], Floats]  # uint8 [blocks, block_bytes] -> fp32 [blocks, block_size]
 
 
-def _f32(blocks: Array) -> Array:
-    values: Array = blocks.view("<f4")
-    return values
+def _f32(blocks: Bytes) -> Floats:
+    return blocks.view(np.float32)
 
 
-def _f16(blocks: Array) -> Array:
-    return blocks.view("<f2").astype(np.float32)
+def _f16(blocks: Bytes) -> Floats:
+    return blocks.view(np.float16).astype(np.float32)
 
 
-def _bf16(blocks: Array) -> Array:
-    bits: Array = blocks.view("<u2").astype(np.uint32) << 16
-    values: Array = bits.view(np.float32)
-    return values
+def _bf16(blocks: Bytes) -> Floats:
+    return (blocks.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def _scale(blocks: Array, offset: int = 0) -> Array:
+def _scale(blocks: Bytes, offset: int = 0) -> Floats:
     """The fp16 at `offset` of every block, as an fp32 column."""
-    halves: Array = np.ascontiguousarray(blocks[:, offset : offset + 2]).view("<f2")
-    return halves.astype(np.float32)
+    return np.ascontiguousarray(blocks[:, offset : offset + 2]).view(np.float16).astype(np.float32)
 
 
-def _nibbles(packed: Array) -> Array:
+def _nibbles(packed: Bytes) -> Floats:
     """4-bit values of a block of 32: the low halves are values 0-15, the high halves values 16-31."""
-    return np.concatenate([packed & 0x0F, packed >> 4], axis=1)
+    return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=1).astype(np.float32)
 
 
-def _q8_0(blocks: Array) -> Array:
+def _q8_0(blocks: Bytes) -> Floats:
     return _scale(blocks) * blocks[:, 2:].view(np.int8).astype(np.float32)
 
 
-def _q4_0(blocks: Array) -> Array:
-    return _scale(blocks) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8.0)
+def _q4_0(blocks: Bytes) -> Floats:
+    return _scale(blocks) * (_nibbles(blocks[:, 2:]) - np.float32(8))
 
 
-def _q4_1(blocks: Array) -> Array:
-    return _scale(blocks) * _nibbles(blocks[:, 4:]).astype(np.float32) + _scale(blocks, 2)
+def _q4_1(blocks: Bytes) -> Floats:
+    return _scale(blocks) * _nibbles(blocks[:, 4:]) + _scale(blocks, 2)
 
 
 # Keyed by ggml's type number.

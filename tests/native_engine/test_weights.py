@@ -1,0 +1,196 @@
+"""Checkpoints: the same Llama from a folder, from shards, from a GGUF file; and refusals that name their reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from native_engine.attention.base import KVCache, StepBatch
+from native_engine.gguf import BadModelFile
+from native_engine.loading import make_model
+from native_engine.weights import ModelConfig, UnsupportedModel, open_checkpoint
+from tests.native_engine.test_exactness import with_changes
+from tests.native_engine.tiny_llama import (
+    LLAMA3,
+    VOCAB_SIZE,
+    config_json,
+    random_weights,
+    tiny_config,
+    write_tiny_llama,
+)
+
+
+def logits(path: Path, token_ids: list[int], kernel_cache: Path) -> torch.Tensor:
+    config = with_changes(dtype="float32", block_size=16, max_model_len=256)
+    model = make_model(open_checkpoint(path), config, kernel_cache=kernel_cache)
+    cache = KVCache.allocate(model.config, 16, 16, torch.float32)
+    positions = torch.arange(len(token_ids), dtype=torch.int32)
+    table = torch.arange(16, dtype=torch.int32)[None]
+    batch = StepBatch(positions, positions.clone(), torch.zeros_like(positions), table)
+    with torch.inference_mode():
+        result = model.forward(torch.tensor(token_ids), batch, cache, torch.arange(len(token_ids)))
+    assert result is not None
+    return result
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tied_embeddings": True},
+        {"rope_scaling": LLAMA3},
+        {"num_heads": 6, "num_kv_heads": 1, "head_dim": 32},  # more heads than one pass takes, heads wider than hidden
+    ],
+    ids=["plain", "tied", "llama3-rope", "one-kv-head"],
+)
+def test_a_folder_computes_what_transformers_computes(
+    tmp_path: Path, kernel_cache: Path, changes: dict[str, Any]
+) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = tiny_config(**changes)
+    folder = write_tiny_llama(tmp_path / "tiny", config)
+    token_ids = torch.randint(0, VOCAB_SIZE, (150,), generator=torch.Generator().manual_seed(1)).tolist()
+    oracle = LlamaForCausalLM(LlamaConfig(**config_json(config))).eval()
+    oracle.load_state_dict(random_weights(config), strict=not config.tied_embeddings)
+    oracle.tie_weights()
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([token_ids])).logits[0]
+    torch.testing.assert_close(logits(folder, token_ids, kernel_cache), expected, atol=2e-4, rtol=1e-4)
+
+
+def write_gguf(path: Path, config: ModelConfig, weights: dict[str, torch.Tensor], **fields: Any) -> Path:
+    """As llama.cpp's converter does it: its names, and query and key rows with the halves of a head interleaved."""
+    writer = gguf.GGUFWriter(path, fields.pop("architecture", "llama"))
+    numbers = {
+        "block_count": config.num_layers,
+        "context_length": config.max_model_len,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_dim,
+        "vocab_size": config.vocab_size,
+    }
+    for key, number in (numbers | fields).items():
+        writer.add_uint32(f"llama.{key}", number)
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
+    writer.add_float32("llama.rope.freq_base", config.rope_theta)
+    names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
+    names |= {"self_attn.o_proj": "attn_output", "input_layernorm": "attn_norm", "mlp.gate_proj": "ffn_gate"}
+    names |= {"post_attention_layernorm": "ffn_norm", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+    names |= {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    names |= {"model.layers.": "blk."}
+    for name, value in weights.items():
+        heads = config.num_heads if "q_proj" in name else config.num_kv_heads if "k_proj" in name else 0
+        if heads:
+            value = value.view(heads, 2, config.head_dim // 2, -1).transpose(1, 2).reshape(value.shape)
+        for old, new in names.items():
+            name = name.replace(old, new)
+        writer.add_tensor(name, value.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_gguf_file_holds_the_same_tensors_as_the_folder(tmp_path: Path, tied: bool) -> None:
+    config = tiny_config(tied_embeddings=tied)
+    weights = random_weights(config)
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", config, weights))
+    assert checkpoint.config.tied_embeddings == tied
+    assert checkpoint.config.head_dim == config.head_dim
+    for name, value in weights.items():
+        assert torch.equal(checkpoint.tensor(name), value), name
+
+
+def test_shards_are_found_through_their_index(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "tiny")
+    weights = random_weights(tiny_config())
+    (folder / "model.safetensors").unlink()
+    names = sorted(weights)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for part, members in parts.items():
+        save_file({name: weights[name] for name in members}, folder / part)
+    index = {"weight_map": {name: part for part, members in parts.items() for name in members}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    checkpoint = open_checkpoint(folder)
+    assert all(torch.equal(checkpoint.tensor(name), weights[name]) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
+        ({"architectures": None}, "unknown"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
+    ],
+)
+def test_what_we_do_not_compute_is_refused_by_name(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    folder = write_tiny_llama(tmp_path / "tiny")
+    (folder / "config.json").write_text(json.dumps(config_json(tiny_config()) | change))
+    with pytest.raises(UnsupportedModel, match=reason):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hidden_size": None}, "incomplete or wrong"),
+        ({"hidden_size": 128}, r"embed_tokens.weight has shape \(320, 96\)"),
+        ({"num_hidden_layers": 3}, r"lacks the tensor model.layers.2"),
+        ({"num_key_value_heads": 4}, "share 4 KV heads"),
+        ({"num_attention_heads": 0, "head_dim": 16}, "num_heads is 0"),
+    ],
+)
+def test_a_folder_that_contradicts_itself_is_refused(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    folder = write_tiny_llama(tmp_path / "tiny")
+    (folder / "config.json").write_text(json.dumps(config_json(tiny_config()) | change))
+    with pytest.raises(BadModelFile, match=reason):
+        open_checkpoint(folder)
+
+
+def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
+    config = tiny_config()
+    extra = random_weights(config) | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(config.q_size)}
+    folder = write_tiny_llama(tmp_path / "tiny")
+    save_file(extra, folder / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=r"q_proj\.bias"):
+        open_checkpoint(folder)
+    with pytest.raises(UnsupportedModel, match=r"q\.bias|q_proj\.bias"):
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", config, extra))
+
+
+def test_broken_and_missing_files_are_bad_model_files(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "tiny")
+    (folder / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(BadModelFile, match=r"model\.safetensors"):
+        open_checkpoint(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(BadModelFile, match=r"config\.json"):
+        open_checkpoint(folder)
+    with pytest.raises(BadModelFile, match="no model at"):
+        open_checkpoint(tmp_path / "nothing")
+
+
+def test_a_gguf_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    config = tiny_config()
+    weights = random_weights(config)
+    with pytest.raises(UnsupportedModel, match="'qwen2'"):
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", config, weights, architecture="qwen2"))
+    with pytest.raises(UnsupportedModel, match="mixture of experts"):
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", config, weights, expert_count=8))
+    with pytest.raises(UnsupportedModel, match=r"rope\.dimension_count"):
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", config, weights, **{"rope.dimension_count": 8}))
