@@ -206,7 +206,8 @@ class _Connection(asyncio.Protocol):
         start = self._loop.time()
         body = [_framed(step.data.encode("latin-1"), script) for step in script.steps]
         head = self._head(script, sum(map(len, body)))
-        if not script.steps or script.steps[0].at_ms > 0:
+        is_silent = not script.steps and script.end in ("cut", "reset")  # not even a status line
+        if not is_silent and not (script.steps and script.steps[0].at_ms <= 0):
             self._transport.write(head)
             head = b""
         for step, data in zip(script.steps, body, strict=True):

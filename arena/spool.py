@@ -125,8 +125,12 @@ class SpoolWriter:
         """Footer, disk, marker: in that order."""
         self.write(footer)
         os.fsync(self._file.fileno())
-        self._file.close()
+        self.close()
         _mark_done(self._path)
+
+    def close(self) -> None:
+        """Stop writing. Without `finish`, the spool stays incomplete."""
+        self._file.close()
 
 
 def done_marker(path: Path) -> Path:
@@ -168,6 +172,7 @@ def verify(path: Path) -> None:
 def account_for_missing(path: Path, plan: CellPlan, header: SpoolHeader, reason: str) -> None:
     """Close the spool of a load process that died: one `unsent` row for each warm-up or measured request without a
     row."""
+    path.touch()
     _cut_torn_line(path)
     rows = list(read_rows(path))
     seen = {row.seq for row in rows if isinstance(row, RequestRow)}
@@ -205,8 +210,6 @@ def unsent_row(plan: CellPlan, seq: int, err_class: str, message: str | None = N
 
 
 def _cut_torn_line(path: Path) -> None:
-    if not path.exists():
-        return
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     if whole < len(content):

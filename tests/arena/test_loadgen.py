@@ -272,7 +272,7 @@ async def test_the_offered_rate_is_the_asked_one_and_lag_does_not_add_up(engine:
 
 
 async def test_load_is_kept_up_until_the_last_measured_answer(engine: RunningEngine, tmp_path: Path) -> None:
-    """An emptying engine would flatter the tail. What is in flight at the end is let go, and is no failure of anybody."""
+    """An emptying engine would flatter the tail. What is in flight at the end is let go, and is nobody's failure."""
     slow = Script(steps=[Step(500, text_event("a") + ENDING)])
     plan = plan_of([(0, slow), *((20.0 * index, slow) for index in range(1, 100))], cell_id="tail")
     plan = CellPlan("tail", "constant", 50.0, 0, 15 * MS, plan.requests)

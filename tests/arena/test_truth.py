@@ -7,7 +7,7 @@ import pytest
 from arena.truth import Truth, measure, percentile, table
 
 BOUND_MS = 2.0
-TRIES = 3  # other work on the machine delays both sides; what is asserted is that the load generator can, not that it was alone
+TRIES = 3  # other work on the machine delays both sides: asserted is that the load generator can, not that it was alone
 
 
 def best_of(tries: int) -> Truth:
