@@ -1,13 +1,15 @@
 """The race, from scenario to report. `race` tells the story; everything it calls does one thing.
 
-    scenario -> engine up -> probe -> warm-up burst -> cells (plan, load, ingest, audit, judge) -> next rate ... -> ranking
+    scenario -> engine up -> probe -> warm-up burst -> cells (plan, load, ingest, audit, judge) -> next rate ... ->
+    ranking
 
-Engines compete for the machine, so by default (`residency: one`) only the engine under test runs, and rounds go a, b, then
-b, a. Where engines stay up together (`residency: all`, or endpoints that somebody else runs), single cells are interleaved
-instead, and again in alternating order. At the same rung and replicate, every engine meets the same plan.
+Engines compete for the machine, so by default (`residency: one`) only the engine under test runs, and rounds go a, b,
+then b, a. Where engines stay up together (`residency: all`, or endpoints that somebody else runs), single cells are
+interleaved instead, and again in alternating order. At the same rung and replicate, every engine meets the same plan.
 
-An engine that does not start, dies or stops answering is reported with its own last words, and the race goes on without it.
-Ctrl-C ends the race: children are stopped, and what has been measured is judged and reported as a partial result.
+An engine that does not start, dies or stops answering is reported with its own last words, and the race goes on
+without it. Ctrl-C ends the race: children are stopped, and what has been measured is judged and reported as a partial
+result.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from arena.search import Outcome, Probe, next_probe
 from arena.store import CellRecord, EngineRecord, RunRecord, Store
 from arena.workload import CellKey, prompt_source
 
-# Goodput lies below the throughput of a burst, which no latency limit holds back. 0.6 is a first guess; the search corrects it.
+# Goodput lies below the throughput of a burst, which no latency limit holds back. 0.6 is a first guess; the search
+# corrects it.
 FIRST_RATE_SHARE = 0.6
 MAX_INVALID_IN_A_ROW = 3
 
@@ -85,7 +88,7 @@ class Entry:
     """A contender's state in the race."""
 
     contender: Contender
-    notes: EngineNotes = EngineNotes()
+    notes: EngineNotes = field(default_factory=EngineNotes)
     process: EngineProcess | None = None
     target: Target | None = None
     first_rung: int = 0
@@ -100,7 +103,8 @@ class Entry:
 
     @property
     def cells_run(self) -> int:
-        return sum(self.attempts.values())
+        """Cells that count against the budget: an invalid one is the client's fault and is run again."""
+        return len(self.outcomes)
 
 
 async def race(card: RaceCard, show: Show) -> RaceResult:
@@ -190,15 +194,15 @@ class Course:
         return iter(self.entries) if round_number % 2 else reversed(self.entries)
 
     def _may_run(self, entry: Entry) -> bool:
-        return (
-            not entry.is_out and entry.cells_run < self.scenario.search.max_cells and self._next(entry) is not None
-        )
+        return not entry.is_out and entry.cells_run < self.scenario.search.max_cells and self._next(entry) is not None
 
     def _next(self, entry: Entry) -> Probe | None:
         return next_probe(entry.outcomes, self.settings, first_rung=entry.first_rung)
 
     async def _bring_up(self, entry: Entry) -> None:
-        """Start it where it is ours to start, find out what it speaks, warm it up, and take a first guess at its rate."""
+        """Start it where it is ours to start, find out what it speaks, warm it up, and take a first guess at its
+        rate.
+        """
         self.show.engine_starting(entry.name)
         started = time.monotonic()
         contender = entry.contender
@@ -221,7 +225,9 @@ class Course:
             probe=found.to_dict(), launched=contender.process is not None, start_s=start_s, burst_rps=burst_rps
         )
         self._record_engine(entry, found)
-        self.show.engine_ready(entry.name, f"up in {start_s:.1f} s, a burst of {search.burst} ran at {burst_rps:.1f} requests/s")
+        self.show.engine_ready(
+            entry.name, f"up in {start_s:.1f} s, a burst of {search.burst} ran at {burst_rps:.1f} requests/s"
+        )
         await asyncio.sleep(self.scenario.cell.settle_s)
 
     async def _run_cell(self, entry: Entry, step: Probe) -> None:
@@ -276,7 +282,9 @@ class Course:
             raise GoodgateError(f"It stopped answering at {entry.target.url}.")
 
     def _plan(self, entry: Entry, step: Probe, replicate: int) -> CellPlan:
-        """The same for every engine at this rung and replicate. Load goes on until the last measured request must be done."""
+        """The same for every engine at this rung and replicate. Load goes on until the last measured request must be
+        done.
+        """
         key = CellKey(self.card.seed, step.rung, replicate)
         return build_plan(
             f"{entry.name}-{step.rate_rps:g}rps-{replicate}",

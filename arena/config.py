@@ -64,7 +64,9 @@ def _prompts(scenario: Scenario, scenario_file: Path) -> str:
 
 
 def installations(home: Path) -> dict[str, Installation]:
-    """Every engine that can be started from here, and whether it is installed. The scripted fake takes no part in races."""
+    """Every engine that can be started from here, and whether it is installed. The scripted fake takes no part in
+    races.
+    """
     found = {}
     for name in engine_names():
         if name == "fake":

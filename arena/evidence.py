@@ -1,8 +1,8 @@
 """evidence.json: what a later router may believe about the engines, and how long and where it may believe it. Pure.
 
-One entry for each engine that has a goodput: which model, how much load, how sure, under which limits and workload, measured
-when and on what kind of machine (`host_fingerprint`; figures of another kind of machine say little). `digest` covers the rest
-of the document, so that an edited file is noticed.
+One entry for each engine that has a goodput: which model, how much load, how sure, under which limits and workload,
+measured when and on what kind of machine (`host_fingerprint`; figures of another kind of machine say little). `digest`
+covers the rest of the document, so that an edited file is noticed.
 """
 
 from __future__ import annotations

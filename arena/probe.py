@@ -3,8 +3,8 @@
     found = await probe(url, model=None)                      # one short request, repeated without what it refuses
     burst = await warm_up(found.target("vllm"), prompts, 24)  # many at once: warms every batch size, gives a first rate
 
-What an engine refuses (usage in streams, `ignore_eos`) is found out here, once, and remembered in the target's fields; the
-measured path never retries. The burst is closed loop, so its rate is an upper bound of goodput and never a result.
+What an engine refuses (usage in streams, `ignore_eos`) is found out here, once, and remembered in the target's fields;
+the measured path never retries. The burst is closed loop, so its rate is an upper bound of goodput and never a result.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ async def only_model(client: aiohttp.ClientSession, url: str) -> str:
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise EngineUnavailable(f"Nothing answers at {url}: {error or type(error).__name__}.") from error
     except (msgspec.DecodeError, KeyError, TypeError) as error:
-        raise EngineProtocolError(f"{url}/v1/models is not an OpenAI list of models; name it with {url}@MODEL.") from error
+        raise EngineProtocolError(
+            f"{url}/v1/models is not an OpenAI list of models; name it with {url}@MODEL."
+        ) from error
     if len(names) != 1:
         raise EngineUnavailable(f"{url} serves {', '.join(names) or 'no model'}; choose one with {url}@MODEL.")
     return names[0]

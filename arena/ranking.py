@@ -1,8 +1,9 @@
 """From goodput intervals to rank sets. Pure.
 
-An engine's rank is a set: 1 + (engines surely better) .. K - (engines surely worse). Two engines that cannot be told apart
-share it, and the table says "1-2" for both. "Surely" is a pairwise statement about where the knees lie, not about overlapping
-error bars: P(knee of a > knee of b) must pass a threshold that is shared out over all pairs (Bonferroni).
+An engine's rank is a set: 1 + (engines surely better) .. K - (engines surely worse). Two engines that cannot be told
+apart share it, and the table says "1-2" for both. "Surely" is a pairwise statement about where the knees lie, not
+about overlapping error bars: P(knee of a > knee of b) must pass a threshold that is shared out over all pairs
+(Bonferroni).
 
 >>> rank_sets(["a", "b", "c"], {("a", "b"): 0.6, ("a", "c"): 0.9999, ("b", "c"): 0.9999})
 {'a': RankSet(lo=1, hi=2), 'b': RankSet(lo=1, hi=2), 'c': RankSet(lo=3, hi=3)}
@@ -16,9 +17,9 @@ from itertools import combinations
 
 from arena.search import Knee, probability_better
 
-# One pair of equal engines is told apart in at most 5 % of races at this level, measured on simulated queues (M/M/1, load
-# 50-80 %, cells of 4 and 30 s, different arrivals for both). The textbook 0.975 was wrong in up to 11 %, because a knee
-# fitted to a few cells is surer of itself than it should be.
+# One pair of equal engines is told apart in at most 5 % of races at this level, measured on simulated queues (M/M/1,
+# load 50-80 %, cells of 4 and 30 s, different arrivals for both). The textbook 0.975 was wrong in up to 11 %, because
+# a knee fitted to a few cells is surer of itself than it should be.
 SURE = 0.995
 
 
@@ -31,7 +32,9 @@ class RankSet:
         return str(self.lo) if self.lo == self.hi else f"{self.lo}\N{EN DASH}{self.hi}"
 
 
-def rank_sets(names: Sequence[str], better: Mapping[tuple[str, str], float], *, sure: float = SURE) -> dict[str, RankSet]:
+def rank_sets(
+    names: Sequence[str], better: Mapping[tuple[str, str], float], *, sure: float = SURE
+) -> dict[str, RankSet]:
     """`better[a, b]` is P(a better than b) for each pair in the order of `names`."""
     pairs = list(combinations(names, 2))
     threshold = 1 - (1 - sure) / max(1, len(pairs))

@@ -1,6 +1,6 @@
 """From the store to the judged race. Everything that is printed, plotted or handed on is computed here, from raw rows.
 
-    result = judge_race(store)          # during the race's end, and again for `arena report`: the same code, the same answer
+    result = judge_race(store)      # at the race's end, and again for `arena report`: the same code, the same answer
 
 `judge_cell` is what the search hears during the race; `judge_race` adds goodput, parity and rank sets over all cells.
 """
@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -141,6 +140,8 @@ class RaceResult:
     engines: tuple[EngineResult, ...]  # best first
     better: Mapping[tuple[str, str], float]  # P(first better than second), ranked engines only
     invalid_reasons: tuple[str, ...]
+    prompt_tokens: float | None  # medians over all answers, by the engines' own count
+    answer_tokens: float | None
 
     @property
     def scenario(self) -> Scenario:
@@ -165,7 +166,9 @@ def judge_race(store: Store) -> RaceResult:
     run = store.query("SELECT * FROM runs")[0]
     notes = msgspec.json.decode(run["notes"], type=RunNotes)
     scenario = notes.scenario
-    cells = [read_cell(store, row["cell_id"], scenario) for row in store.query("SELECT cell_id FROM cells ORDER BY slot")]
+    cells = [
+        read_cell(store, row["cell_id"], scenario) for row in store.query("SELECT cell_id FROM cells ORDER BY slot")
+    ]
     engines = store.query("SELECT * FROM engines ORDER BY engine_id")
     mine = {row["engine_id"]: [cell for cell in cells if cell.engine_id == row["engine_id"]] for row in engines}
     reasons = _unranked(store, {row["engine_id"]: row for row in engines}, mine)
@@ -188,6 +191,8 @@ def judge_race(store: Store) -> RaceResult:
         engines=tuple(judged),
         better=better,
         invalid_reasons=tuple(_invalid_reasons(notes, judged)),
+        prompt_tokens=_median_of(store, "in_tok_usage"),
+        answer_tokens=_median_of(store, "out_tok_usage"),
     )
 
 
@@ -383,8 +388,6 @@ def _round(value: float | None, digits: int = 3) -> float | None:
     return None if value is None or math.isinf(value) else round(value, digits)
 
 
-def median_tokens(store: Store, column: str) -> float | None:
-    """Median over all completed measured requests of a run; `column` is in_tok_usage or out_tok_usage."""
-    assert column in ("in_tok_usage", "out_tok_usage")
-    rows = store.query(f"SELECT {column} AS tokens FROM v_requests WHERE status = 'ok' AND measured AND {column} IS NOT NULL")
-    return statistics.median(row["tokens"] for row in rows) if rows else None
+def _median_of(store: Store, column: str) -> float | None:
+    rows = store.query(f"SELECT quantile_disc({column}, 0.5) AS middle FROM v_measured WHERE ok")
+    return None if rows[0]["middle"] is None else float(rows[0]["middle"])

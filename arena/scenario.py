@@ -1,9 +1,11 @@
-"""A scenario: what is raced, under which limits, for how long. YAML text in, frozen structs out; nothing is read from disk.
+"""A scenario: what is raced, under which limits, for how long. YAML text in, frozen structs out; nothing is read from
+disk.
 
     scenario = parse(text, source="configs/scenarios/chat.yaml", quick=True)
 
-An unknown key is an error that names its path and the nearest spelling. `quick:` holds overrides for `--quick`, merged key by
-key over the rest; it is checked in every run, so that a typo in it does not wait for the day someone is in a hurry.
+An unknown key is an error that names its path and the nearest spelling. `quick:` holds overrides for `--quick`, merged
+key by key over the rest; it is checked in every run, so that a typo in it does not wait for the day someone is in a
+hurry.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ Lengths: TypeAlias = Fixed | Uniform | LogNormal
 
 
 class SyntheticWorkload(Strict, tag_field="kind", tag="synthetic", frozen=True, kw_only=True):
-    """Prompts of random words. `prompt` is the length of the user's message, `output` the exact number of tokens asked for."""
+    """Prompts of random words. `prompt` is the length of the user's message, `output` the exact number of tokens
+    asked for.
+    """
 
     seed: Annotated[int, Meta(ge=0)] = 1
     prompt: Lengths
@@ -74,7 +78,9 @@ Workload: TypeAlias = SyntheticWorkload | FileWorkload
 
 
 class SLO(Strict, frozen=True, kw_only=True):
-    """A request is good when its TTFT and its TPOT are within the limits; `percentile` percent of all scheduled must be."""
+    """A request is good when its TTFT and its TPOT are within the limits; `percentile` percent of all scheduled must
+    be.
+    """
 
     ttft_ms: Positive
     tpot_ms: Positive
@@ -86,7 +92,9 @@ class SLO(Strict, frozen=True, kw_only=True):
 
 
 class Cell(Strict, frozen=True, kw_only=True):
-    """One measurement. Load goes on through the cool-down, so that the last measured requests do not meet an idle engine."""
+    """One measurement. Load goes on through the cool-down, so that the last measured requests do not meet an idle
+    engine.
+    """
 
     warmup_s: Seconds = 4.0
     duration_s: Positive = 30.0
@@ -103,7 +111,9 @@ class Search(Strict, frozen=True, kw_only=True):
     max_rps: Positive = 256.0
     max_replicates: Count = 3
     max_cells: Count = 12  # for each engine, all rounds together
-    burst: Annotated[int, Meta(ge=1, le=256)] = 24  # requests sent at once to warm the engine up and to find the first rate
+    burst: Annotated[int, Meta(ge=1, le=256)] = (
+        24  # requests sent at once to warm the engine up and to find the first rate
+    )
     burst_timeout_s: Positive = 60.0
 
 
@@ -123,7 +133,9 @@ class Scenario(Strict, frozen=True, kw_only=True):
     @property
     def settings(self) -> SearchSettings:
         ladder = SearchSettings(start_rps=self.search.start_rps, step=self.search.step)
-        lowest = -ladder.unclipped_rung_below(self.search.start_rps**2 / self.search.min_rps)  # mirrored: the rung above
+        lowest = -ladder.unclipped_rung_below(
+            self.search.start_rps**2 / self.search.min_rps
+        )  # mirrored: the rung above
         return SearchSettings(
             start_rps=self.search.start_rps,
             step=self.search.step,
@@ -175,7 +187,9 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
-        same = isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind")
+        same = (
+            isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind")
+        )
         merged[key] = _merge(old, value) if same and isinstance(old, dict) else value
     return merged
 
@@ -192,7 +206,7 @@ def _convert(document: Mapping[str, Any], source: str) -> Scenario:
         raise ScenarioError(f"{source}: `search.min_rps` is above `search.max_rps`.")
     if scenario.settings.min_rung > scenario.settings.max_rung:
         raise ScenarioError(
-            f"{source}: no rate of the ladder lies between `search.min_rps` and `search.max_rps`; move `start_rps` there."
+            f"{source}: no rung of the ladder lies between `search.min_rps` and `search.max_rps`; move `start_rps`."
         )
     return scenario
 

@@ -1,7 +1,7 @@
 """Which rate to try next, and what the tried rates say about goodput. Pure: no clock, no sockets, no randomness.
 
-Goodput is the highest offered Poisson rate at which the latency targets hold. The search walks a ladder of rates that all
-engines share (`start * step ** rung`), so that every engine meets the same plan at the same rung:
+Goodput is the highest offered Poisson rate at which the latency targets hold. The search walks a ladder of rates that
+all engines share (`start * step ** rung`), so that every engine meets the same plan at the same rung:
 
     bracket   climb or descend by strides until one rung holds and a higher one does not
     refine    halve the gap (in log rate) until the two are neighbours
@@ -11,9 +11,9 @@ engines share (`start * step ** rung`), so that every engine meets the same plan
     >>> next_probe([], settings, first_rung=4)
     Probe(rung=4, rate_rps=4.0, replicate=0)
 
-The answer has three parts, because they deserve different trust: the highest rate that held (`goodput_rps`), whether that was
-proven or only observed, and an interval (`ci`). The interval comes from a dose-response fit over all cells (see `Knee`): it
-uses how hard each cell held or failed, while a single cell's verdict would only say yes or no.
+The answer has three parts, because they deserve different trust: the highest rate that held (`goodput_rps`), whether
+that was proven or only observed, and an interval (`ci`). The interval comes from a dose-response fit over all cells
+(see `Knee`): it uses how hard each cell held or failed, while a single cell's verdict would only say yes or no.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from arena.stats import Verdict, judge
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One judged cell. `misses` counts requests that missed the limits; an unstable cell (growing backlog) missed in the limit."""
+    """One judged cell. `misses` counts requests that missed the limits; an unstable cell (growing backlog) missed in
+    the limit.
+    """
 
     rung: int
     rate_rps: float
@@ -125,8 +127,8 @@ def pool(outcomes: Sequence[Outcome], settings: SearchSettings) -> list[Rung]:
 def monotone_rates(rungs: Sequence[Rung]) -> list[float]:
     """Miss rate per rung, made non-decreasing in the offered rate by pooling adjacent violators.
 
-    More load cannot make more requests meet their limits, so a miss rate that falls is noise and is averaged away. This is
-    what keeps one lucky cell above a failing one from becoming the answer.
+    More load cannot make more requests meet their limits, so a miss rate that falls is noise and is averaged away.
+    This is what keeps one lucky cell above a failing one from becoming the answer.
     """
     blocks: list[list[float]] = []  # [misses, requests, rungs]
     for rung in rungs:
@@ -207,11 +209,11 @@ def estimate(outcomes: Sequence[Outcome], settings: SearchSettings) -> Goodput:
 class Knee:
     """Where the miss rate crosses its limit: a posterior over log rate.
 
-    Model: -log(share that meets the limits) grows as exp(steepness * (rate / knee - 1)) and equals the allowed miss rate at
-    the knee. That is the exponential tail of a queue's waiting time: exact for M/M/1, whose steepness is knee times TTFT
-    limit. Flat priors over log knee and log steepness, a grid for both, and a binomial likelihood whose weight is divided by
-    the design effect (at least `MIN_DESIGN_EFFECT`: short cells cannot show how their requests hang together). Checked on
-    simulated queues of known capacity in tests/arena/test_search.py.
+    Model: -log(share that meets the limits) grows as exp(steepness * (rate / knee - 1)) and equals the allowed miss
+    rate at the knee. That is the exponential tail of a queue's waiting time: exact for M/M/1, whose steepness is knee
+    times TTFT limit. Flat priors over log knee and log steepness, a grid for both, and a binomial likelihood whose
+    weight is divided by the design effect (at least `MIN_DESIGN_EFFECT`: short cells cannot show how their requests
+    hang together). Checked on simulated queues of known capacity in tests/arena/test_search.py.
     """
 
     MIN_DESIGN_EFFECT = 4.0

@@ -1,8 +1,8 @@
 """What a handful of latencies allows us to say. Pure: numbers in, judgements out.
 
-A cell is a series of Bernoulli trials: a scheduled request either met both limits (TTFT and TPOT) or it did not, and a failed,
-unsent or truncated request did not. "p99 holds" then means: the chance that a request misses is at most 1 %. Three answers
-exist, because with few requests neither answer is proven:
+A cell is a series of Bernoulli trials: a scheduled request either met both limits (TTFT and TPOT) or it did not, and a
+failed, unsent or truncated request did not. "p99 holds" then means: the chance that a request misses is at most 1 %.
+Three answers exist, because with few requests neither answer is proven:
 
     >>> judge(n=300, misses=0)          # nobody missed, and 300 are enough to be sure
     <Verdict.PASS: 'pass'>
@@ -11,9 +11,9 @@ exist, because with few requests neither answer is proven:
     >>> judge(n=30, misses=3)           # three misses in 30 do not happen at a 1 % miss rate
     <Verdict.FAIL: 'fail'>
 
-The rule is the exact binomial tail, free of any assumption about how latencies are distributed. It does assume that requests
-miss independently, which is false near the knee, where one queue makes many requests late together. `design_effect` measures
-that clumping, and the rule is then fed with the smaller, effective number of requests.
+The rule is the exact binomial tail, free of any assumption about how latencies are distributed. It does assume that
+requests miss independently, which is false near the knee, where one queue makes many requests late together.
+`design_effect` measures that clumping, and the rule is then fed with the smaller, effective number of requests.
 """
 
 from __future__ import annotations
@@ -54,12 +54,16 @@ def judge(n: float, misses: float, *, percentile: float = 99.0, confidence: floa
 
 
 def holds(n: int, misses: int, *, percentile: float = 99.0) -> bool:
-    """The plain observation, with no claim of proof: did at least `percentile` percent of the requests meet the limits?"""
+    """The plain observation, with no claim of proof: did at least `percentile` percent of the requests meet the
+    limits?
+    """
     return n > 0 and misses <= n * (1 - percentile / 100) + 1e-9
 
 
 def quantile(values: Sequence[float], percentile: float) -> float | None:
-    """The order statistic at rank ceil(p n): a value that occurred. Failures are passed as infinity; no values, no answer."""
+    """The order statistic at rank ceil(p n): a value that occurred. Failures are passed as infinity; no values, no
+    answer.
+    """
     if not values:
         return None
     ordered = sorted(values)
@@ -81,9 +85,9 @@ def attainment_interval(n: int, misses: int, *, confidence: float = 0.95) -> tup
 def design_effect(missed: Sequence[bool], latencies: Sequence[float]) -> float:
     """How many requests of this cell tell as much as one independent request would. Both series are in schedule order.
 
-    Two readings, and the larger counts: the variance of the miss rate between blocks of the cell, where there are misses
-    enough, and the autocorrelation time of the latencies, which shows a shared queue even while nobody misses. The second
-    is what stops a lucky stretch below a busy queue from passing as proof.
+    Two readings, and the larger counts: the variance of the miss rate between blocks of the cell, where there are
+    misses enough, and the autocorrelation time of the latencies, which shows a shared queue even while nobody misses.
+    The second is what stops a lucky stretch below a busy queue from passing as proof.
     """
     return max(_block_variance_ratio(missed), _autocorrelation_time(latencies))
 
@@ -100,8 +104,10 @@ def _block_variance_ratio(missed: Sequence[bool]) -> float:
 
 
 def _autocorrelation_time(latencies: Sequence[float]) -> float:
-    """1 + 2 (sum of autocorrelations), cut at the first window of five such times (Sokal). Ranks stand in for the latencies,
-    so that failures (infinite) and heavy tails count by their order only."""
+    """1 + 2 (sum of autocorrelations), cut at the first window of five such times (Sokal).
+
+    Ranks stand in for the latencies, so that failures (infinite) and heavy tails count by their order only.
+    """
     if len(latencies) < 8:
         return 1.0
     ranks = rankdata(latencies)

@@ -3,13 +3,14 @@
     prompts = prompt_source(workload, CellKey(run_seed=7, rung=4, replicate=0))
     prompts(17)            # the 18th request of that cell: the same text on every machine and for every engine
 
-Synthetic prompts are built from common English words that are one token each, with a space before them, in the byte-pair
-vocabularies of GPT-2, Llama 3, Qwen and SmolLM2. So `n` words are about `n` tokens without asking any tokenizer; this is an
-estimate, and the report prints what the engines counted. The chat template comes on top.
+Synthetic prompts are built from common English words that are one token each, with a space before them, in the
+byte-pair vocabularies of GPT-2, Llama 3, Qwen and SmolLM2. So `n` words are about `n` tokens without asking any
+tokenizer; this is an estimate, and the report prints what the engines counted. The chat template comes on top.
 
-Nothing can be served from a prefix cache: words are drawn afresh for each request from a stream of its own (seeds, rung,
-replicate, seq), the varying words come first and the constant question last. Only what the chat template puts in front
-of every message is shared. Warm-up requests are part of the same numbering, so no measured prompt was sent before.
+Nothing can be served from a prefix cache: words are drawn afresh for each request from a stream of its own (seeds,
+rung, replicate, seq), the varying words come first and the constant question last. Only what the chat template puts in
+front of every message is shared. Warm-up requests are part of the same numbering, so no measured prompt was sent
+before.
 """
 
 from __future__ import annotations
@@ -71,8 +72,12 @@ def synthetic_prompt(workload: SyntheticWorkload, cell: CellKey, seq: int) -> Pr
     return _prompt([{"role": "user", "content": text}], output_tokens)
 
 
-def file_prompt(workload: FileWorkload, conversations: Sequence[list[dict[str, Any]]], cell: CellKey, seq: int) -> Prompt:
-    """A line of the file. Since files are short, a unique line of words goes in front, so that no line meets its own cache."""
+def file_prompt(
+    workload: FileWorkload, conversations: Sequence[list[dict[str, Any]]], cell: CellKey, seq: int
+) -> Prompt:
+    """A line of the file. Since files are short, a unique line of words goes in front, so that no line meets its own
+    cache.
+    """
     rng = _stream(workload.seed, cell, seq)
     messages = [dict(message) for message in conversations[int(rng.integers(len(conversations)))]]
     nonce = " ".join(WORDS[index] for index in rng.choice(len(WORDS), size=8))
@@ -178,5 +183,5 @@ WORDS: tuple[str, ...] = tuple(
     value various view village visit voice vote wait walk wall want war warm wash watch water wave way wear weather
     week weight west wheel white whole wide wife wild wind window wine wing winter wish with woman wonder wood word
     work world write wrong yard year yellow yes young
-    """.split()
+    """.split()  # noqa: SIM905 - a list of 853 quoted words would be no easier to read
 )

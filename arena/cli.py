@@ -1,0 +1,350 @@
+"""goodgate arena: run a race, print its report again, compare two races, check a race's files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+import shlex
+import signal
+import sys
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from adapters.config import goodgate_home
+from adapters.errors import GoodgateError
+from adapters.registry import UnknownEngine, adapter_class
+
+if TYPE_CHECKING:
+    from adapters.launch import EngineProcess
+    from arena.bakeoff import Contender
+    from arena.results import RaceResult
+    from arena.scenario import Scenario
+    from arena.store import Store
+
+app = typer.Typer(
+    help="Race engines on goodput: the highest rate of requests at which the latency targets hold.",
+    no_args_is_help=True,
+)
+
+OK, FAILED, MISUSE = 0, 1, 2
+
+RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The output folder of a race.", show_default=False)]
+
+
+class Misuse(Exception):
+    """One sentence that says what to do differently. Exit code 2."""
+
+
+class Failure(Exception):
+    """One sentence that says what went wrong. Exit code 1."""
+
+
+@app.command()
+def run(
+    scenario: Annotated[
+        str,
+        typer.Argument(help="A name from configs/scenarios, or a YAML file.", metavar="SCENARIO", show_default=False),
+    ],
+    engines: Annotated[
+        str | None,
+        typer.Option(help="Engines to start and race, with commas between. Default: all that are installed."),
+    ] = None,
+    targets: Annotated[
+        list[str] | None,
+        typer.Option(help="A running endpoint, name=url[@model]; several with commas or by repeating the option."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder. Default: a new one under GOODGATE_HOME/arena.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The scenario's short form: a first look in under a minute.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print summary.json on stdout; progress goes to stderr.")
+    ] = False,
+    model: Annotated[str | None, typer.Option(help="Race with this model instead of the scenario's.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Repeat the plans of an earlier race.")] = None,
+) -> None:
+    """Race engines, print the ranking, write a report.
+
+    Example: goodgate arena run chat --quick --engines native,llama_cpp
+
+    Example: goodgate arena run chat --targets a=http://127.0.0.1:8000,b=http://127.0.0.1:8001@my-model
+    """
+    with _errors():
+        _run(scenario, engines, targets or [], out, quick, as_json, model, seed)
+
+
+@app.command()
+def report(
+    folder: RunFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json on stdout.")] = False,
+) -> None:
+    """Judge a finished race again from its raw rows, rewrite its report and print the ranking.
+
+    Example: goodgate arena report .goodgate/arena/chat-20261129-200000
+    """
+    from arena.report import publish, ranking_table
+    from arena.results import judge_race, summary
+
+    with _errors(), _open_store(folder) as store:
+        result = judge_race(store)
+        publish(result, folder)
+    if as_json:
+        typer.echo(json.dumps(summary(result), indent=2))
+        return
+    console = Console()
+    console.print(ranking_table(result))
+    console.print(f"Report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    before: RunFolder,
+    after: RunFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON on stdout.")] = False,
+) -> None:
+    """Compare two races engine by engine: is goodput surely better, surely worse, or can it not be told?
+
+    Example: goodgate arena compare runs/monday runs/tuesday
+    """
+    from arena.compare import compare_races, comparison_table
+
+    with _errors():
+        first, second = _judge(before), _judge(after)
+        try:
+            changes = compare_races(first, second)
+        except ValueError as error:
+            raise Failure(str(error)) from error
+        if as_json:
+            typer.echo(json.dumps([change.to_dict() for change in changes], indent=2))
+        else:
+            Console().print(comparison_table(changes, str(before), str(after)))
+
+
+@app.command()
+def check(folder: RunFolder) -> None:
+    """Verify a race's files: digests of the spools, plans, audits, verdicts and evidence.
+
+    Example: goodgate arena check .goodgate/arena/chat-20261129-200000
+    """
+    from arena.check import check_run
+
+    with _errors(), _open_store(folder) as store:
+        complaints = check_run(store, folder)
+        if complaints:
+            raise Failure("\n".join(complaints))
+        cells = store.query("SELECT count(*) AS n FROM cells WHERE ingested_utc IS NOT NULL")[0]["n"]
+        typer.echo(f"{folder}: {cells} cells verified, all digests, audits and figures agree.")
+
+
+def _run(
+    name: str,
+    engines: str | None,
+    targets: list[str],
+    out: Path | None,
+    quick: bool,
+    as_json: bool,
+    model: str | None,
+    seed: int | None,
+) -> None:
+    from arena.bakeoff import RaceCard, race
+    from arena.config import git_sha, host_facts, load_scenario
+    from arena.progress import RaceScreen
+    from arena.report import publish, ranking_table
+    from arena.results import summary
+    from arena.scenario import ScenarioError
+
+    try:
+        loaded = load_scenario(name, quick=quick, model=model)
+    except ScenarioError as error:
+        raise Misuse(str(error)) from error
+    scenario = loaded.scenario
+    contenders = _targets(targets)
+    if engines is not None or not contenders:
+        wanted = _names(engines) if engines is not None else list(scenario.engines)
+        contenders = _engines(wanted, scenario.model) + contenders
+    _refuse_duplicates([contender.name for contender in contenders])
+    now = datetime.now(UTC)
+    run_id = f"{scenario.name}-{now:%Y%m%d-%H%M%S}"
+    folder = _new_folder(out or goodgate_home() / "arena" / run_id)
+    card = RaceCard(
+        run_id=run_id,
+        started_utc=now.isoformat(timespec="seconds"),
+        seed=secrets.randbits(32) if seed is None else seed,
+        scenario=scenario,
+        prompts_text=loaded.prompts_text,
+        quick=quick,
+        contenders=contenders,
+        out=folder,
+        host=host_facts(),
+        git_sha=git_sha(),
+        command=shlex.join(["goodgate", "arena", *sys.argv[2:]]) if "arena" in sys.argv[1:2] else "",
+    )
+    console = Console(stderr=as_json)
+    console.print(_opening(card.scenario, [contender.name for contender in contenders]), highlight=False)
+    with RaceScreen(console, [contender.name for contender in contenders], scenario.slo.percentile) as screen:
+        result = asyncio.run(_interruptible(race(card, screen)))
+    publish(result, folder)
+    console.print(ranking_table(result))
+    console.print(f"Report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps(summary(result), indent=2))
+    if result.notes.interrupted:
+        raise Failure("The race was interrupted; the report shows what had been measured.")
+    if not any(engine.rank for engine in result.engines):
+        raise Failure("No engine could be ranked: " + " ".join(result.invalid_reasons))
+
+
+async def _interruptible(running: Coroutine[Any, Any, RaceResult]) -> RaceResult:
+    """Let SIGTERM end the race as Ctrl-C does: children stopped, partial result written."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await running
+
+
+def _engines(names: list[str], model: str) -> list[Contender]:
+    """Contenders that we start: the named ones, or all that are installed."""
+    from adapters.model_store import ModelMissing, ModelStore
+    from arena.bakeoff import Contender
+    from arena.config import installations
+
+    home = goodgate_home()
+    known = installations(home)
+    for name in names:
+        adapter_class(name)  # an unknown name is told before one that only cannot be started
+        if name not in known:
+            raise Misuse(
+                f"The engine {name!r} cannot be started from here; start it yourself and use --targets {name}=URL."
+            )
+        if not known[name].available:
+            raise Misuse(f"The engine {name!r} is not installed: {known[name].how.rstrip('.')}.")
+    chosen = names or [name for name, installation in known.items() if installation.available]
+    if not chosen:
+        raise Misuse(
+            "No engine is installed here; run `goodgate engines install llama_cpp`, or use --targets name=url."
+        )
+    try:
+        ModelStore(home).get(model)
+    except ModelMissing as error:
+        raise Misuse(error.message) from error
+    return [
+        Contender(name=name, version=known[name].version or None, process=partial(_process, name, home, model))
+        for name in chosen
+    ]
+
+
+def _process(name: str, home: Path, model: str) -> EngineProcess:
+    from adapters.launch import launch
+
+    return launch(name, home=home, model_name=model)
+
+
+def _targets(values: list[str]) -> list[Contender]:
+    from arena.bakeoff import Contender
+
+    contenders = []
+    for value in ",".join(values).split(","):
+        if not value:
+            continue
+        name, _, address = value.partition("=")
+        url, _, model = address.partition("@")
+        if not name or not url.startswith(("http://", "https://")):
+            raise Misuse(f"--targets {value!r} is not of the form name=http://host:port[@model].")
+        contenders.append(Contender(name=name, url=url.rstrip("/").removesuffix("/v1"), model=model or None))
+    return contenders
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise Misuse("--engines names no engine; give it names with commas between, or leave it out.")
+    return names
+
+
+def _refuse_duplicates(names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise Misuse(f"Two contenders are called {name!r}; give each its own name (--targets other-name=url).")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
+            raise Misuse(f"A contender cannot be called {name!r}; use letters, digits, dots, dashes and underscores.")
+
+
+def _new_folder(folder: Path) -> Path:
+    if (folder / "arena.duckdb").exists():
+        raise Misuse(f"{folder} already holds a race; choose another --out.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Misuse(f"{folder} cannot be made: {error.strerror or error}.") from error
+    return folder
+
+
+def _opening(scenario: Scenario, names: list[str]) -> str:
+    slo = scenario.slo
+    return (
+        f"[bold]{escape(scenario.title or scenario.name)}[/]\n"
+        f"{escape(', '.join(names))}: how many requests a second, while p{slo.percentile:g} TTFT <= {slo.ttft_ms:g} ms "
+        f"and p{slo.percentile:g} TPOT <= {slo.tpot_ms:g} ms?"
+    )
+
+
+def _judge(folder: Path) -> RaceResult:
+    from arena.results import judge_race
+
+    with _open_store(folder) as store:
+        return judge_race(store)
+
+
+@contextmanager
+def _open_store(folder: Path) -> Iterator[Store]:
+    """The store of a finished race, for reading. Judging writes nothing into it."""
+    import duckdb
+
+    from arena.store import Store
+
+    path = folder / "arena.duckdb"
+    if not path.is_file():
+        raise Misuse(f"{folder} holds no race (there is no {path}); give the --out folder of `goodgate arena run`.")
+    try:
+        store = Store(path, read_only=True)
+    except duckdb.Error as error:
+        raise Failure(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    with store:
+        if not store.query("SELECT run_id FROM runs"):
+            raise Failure(f"{path} holds no run: the race ended before it began.")
+        yield store
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Known errors as one sentence on stderr and an exit code."""
+    try:
+        yield
+    except (Misuse, UnknownEngine) as error:
+        typer.echo(f"goodgate arena: {error}", err=True)
+        raise typer.Exit(MISUSE) from error
+    except Failure as error:
+        typer.echo(f"goodgate arena: {error}", err=True)
+        raise typer.Exit(FAILED) from error
+    except GoodgateError as error:
+        typer.echo(f"goodgate arena: {error.message}", err=True)
+        raise typer.Exit(FAILED) from error
+    except KeyboardInterrupt as error:
+        typer.echo("goodgate arena: stopped.", err=True)
+        raise typer.Exit(FAILED) from error
+
+
+if __name__ == "__main__":
+    app()
