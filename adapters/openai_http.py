@@ -192,14 +192,12 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
         self.check_parameters(request)
         reader = StreamReader(self.engine, request, self.dialect)
         deadline = asyncio.get_running_loop().time() + self.options.first_token_timeout_s
-        has_begun = False
         async with self._opened(request, request_id, deadline) as response:
-            while not reader.is_done and (data := await self._read(response, deadline, has_begun)):
-                chunks = reader.feed(data)
-                for chunk in chunks:
+            while not reader.is_done and (data := await self._read(response, deadline, reader.num_chunks > 0)):
+                num_before = reader.num_chunks
+                for chunk in reader.feed(data):
                     yield chunk
-                if chunks:  # the next deadline starts after the reader of this generator has taken its chunks
-                    has_begun = True
+                if reader.num_chunks > num_before:  # the reader of this generator has taken them: the clock starts now
                     deadline = asyncio.get_running_loop().time() + self.options.token_timeout_s
             last = reader.finish()
             self.unknown_finish_reasons += reader.unknown_finish_reasons

@@ -3,7 +3,7 @@
     body = request_body(request, dialect, model="served-name")
     reader = StreamReader("vllm", request, dialect)
     for data in reads:
-        for chunk in reader.feed(data): ...
+        for chunk in reader.feed(data): ...     # lazy, so read it to its end
     last = reader.finish()                      # the usage; raises where the stream ended too early
 
 `Dialect` is what differs between engines that speak it. Rules that hold for every one of them:
@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -168,22 +168,25 @@ class StreamReader:
         self._num_pieces = 0
         self._text_offsets = [0] * self._num_choices
         self._usage: _Usage | None = None
+        self.num_chunks = 0
         self.is_done = False
         self.unknown_finish_reasons = 0
 
-    def feed(self, data: bytes) -> list[Chunk]:
-        """Chunks that `data` completes. Raises what the engine reports, and `EngineProtocolError` for nonsense."""
+    def feed(self, data: bytes) -> Iterator[Chunk]:
+        """Chunks that `data` completes, lazily: an error that the engine reports comes after what preceded it.
+
+        Raises that error, and `EngineProtocolError` for nonsense.
+        """
         return self._read(self._splitter.feed(data))
 
     def finish(self) -> list[Chunk]:
         """The stream is over: what was left in it, and the usage. Raises `StreamInterrupted` if it ended too early."""
-        rest = self._read(self._splitter.close())
+        rest = list(self._read(self._splitter.close()))
         if len(self._finished) < self._num_choices:
             raise StreamInterrupted(f"The stream of the engine {self._engine!r} ended before its finish reason.")
         return [*rest, Chunk(usage=self._account())]
 
-    def _read(self, events: list[Event]) -> list[Chunk]:
-        chunks: list[Chunk] = []
+    def _read(self, events: list[Event]) -> Iterator[Chunk]:
         for event in events:
             data = event.data
             if self.is_done or not data or data[0] == 58:  # some proxies send comments as data: ": keepalive"
@@ -191,29 +194,25 @@ class StreamReader:
             if data.startswith(b"[DONE]"):
                 self.is_done = True
             elif event.event != "ping":
-                try:
-                    self._read_payload(event, chunks)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                    raise self._not_openai() from error
-        return chunks
+                yield from self._read_payload(event)
 
     def _not_openai(self) -> EngineProtocolError:
         return EngineProtocolError(f"The engine {self._engine!r} sent a stream event that is not OpenAI's.")
 
-    def _read_payload(self, event: Event, chunks: list[Chunk]) -> None:
-        payload = _payloads.decode(event.data)
+    def _read_payload(self, event: Event) -> list[Chunk]:
+        try:
+            payload = _payloads.decode(event.data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise self._not_openai() from error
         if _holds_something(payload.error) or payload.object == "error" or event.event == "error":
             raise self._as_stream_error(event.data)
         self._usage = payload.usage or self._usage
-        for choice in payload.choices or ():
-            chunk = self._read_choice(choice)
-            if chunk is not None:
-                chunks.append(chunk)
+        chunks = (self._read_choice(choice) for choice in payload.choices or ())
+        return [chunk for chunk in chunks if chunk is not None]
 
     def _as_stream_error(self, data: bytes) -> Exception:
         error = error_from_event(self._engine, data)
-        begun = self._num_pieces > 0
-        return EngineFailed(error.message) if begun else error  # after the first token no status can be sent any more
+        return EngineFailed(error.message) if self.num_chunks else error  # once text has left, no status can follow
 
     def _read_choice(self, choice: _Choice) -> Chunk | None:
         index = choice.index
@@ -230,6 +229,7 @@ class StreamReader:
         logprobs = self._logprobs(choice.logprobs, index)
         self._text_offsets[index] += len(text)
         self._num_pieces += bool(text or reasoning or tool_calls)
+        self.num_chunks += 1
         if reason is not None:
             self._finished.add(index)
         return Chunk(
@@ -249,7 +249,12 @@ class StreamReader:
     def _logprobs(self, logprobs: Raw, index: int) -> Raw | None:
         if not _holds_something(logprobs):
             return None
-        return as_completion_logprobs(logprobs, self._text_offsets[index]) if self._converts_logprobs else logprobs
+        if not self._converts_logprobs:
+            return logprobs
+        try:
+            return as_completion_logprobs(logprobs, self._text_offsets[index])
+        except msgspec.DecodeError as error:
+            raise self._not_openai() from error
 
     def _account(self) -> Usage:
         """The engine's own count; without one, the pieces of text, which are one token each in every engine we know."""

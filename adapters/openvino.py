@@ -1,7 +1,7 @@
 """OpenVINO GenAI, behind the thin OpenAI server of adapters/openvino_server.py in an environment of its own.
 
-The server is ours, so its wire holds no surprises; the list below is what OpenVINO's `GenerationConfig` can honour.
-`n` is a fan-out in the server. There are no log-probabilities in a stream, and no tools.
+The server is ours, so its wire holds no surprises; the list below is what the server takes, which is what OpenVINO's
+continuous batching can honour. It tells no cached tokens, and has no log-probabilities, tools or structured output.
 """
 
 from __future__ import annotations
@@ -18,16 +18,21 @@ if TYPE_CHECKING:
     from adapters.model_store import Model
 
 LIMITS = {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n"}
-SAMPLING = {"temperature", "top_p", "top_k", "seed"}
+SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed"}
 PENALTIES = {"presence_penalty", "frequency_penalty", "repetition_penalty"}
 
 
 class Adapter(OpenAIHTTPAdapter[HTTPOptions]):
     engine = "openvino"
     Options = HTTPOptions
+    token_prompts = True
     in_process = True
     dialect = Dialect(parameters=frozenset(LIMITS | SAMPLING | PENALTIES))
-    load_metrics = LoadMetrics(running="openvino:requests_running", waiting="openvino:requests_waiting")
+    load_metrics = LoadMetrics(
+        running="openvino:requests_running",
+        waiting="openvino:requests_waiting",
+        kv_usage="openvino:kv_cache_usage",
+    )
 
     @classmethod
     def installed(cls, home: Path) -> Installation:

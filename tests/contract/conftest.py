@@ -158,8 +158,9 @@ class NativeSubject(Subject):
 
 async def idle(adapter: EngineAdapter[Any]) -> None:
     async with asyncio.timeout(1):
-        while (load := await adapter.load()).running or load.waiting:
-            await asyncio.sleep(0.005)  # noqa: ASYNC110 - an engine's load is a question, there is no event to wait for
+        # ASYNC110: an engine's load is a question, there is no event to wait for
+        while (load := await adapter.load()).running or load.waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 @pytest.fixture(scope="session")

@@ -91,10 +91,40 @@ LLAMA_COMPLETION = events(
     ]
 )
 
-# Our own thin server in front of OpenVINO: plain OpenAI.
-OPENVINO_CHAT, OPENVINO_CHAT_TWO, OPENVINO_COMPLETION = VLLM_CHAT, VLLM_CHAT_TWO, VLLM_COMPLETION
+# Our own thin server in front of OpenVINO: plain OpenAI; a finish reason may come with text; no cached tokens.
+_PLAIN_USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
+OPENVINO_CHAT = events(
+    [
+        _chat([_delta({"role": "assistant", "content": ""})]),
+        _chat([_delta({"content": "Hello"})]),
+        _chat([_delta({"content": " world"}, "length")]),
+        _chat([], usage=_PLAIN_USAGE),
+    ]
+)
+OPENVINO_CHAT_TWO = events(
+    [
+        _chat([_delta({"role": "assistant", "content": ""}, index=1)]),
+        _chat([_delta({"content": "Hello"}, index=1)]),
+        _chat([_delta({"role": "assistant", "content": ""}, index=0)]),
+        _chat([_delta({"content": "Hello world"}, "length", index=0)]),
+        _chat([_delta({"content": " world"}, "length", index=1)]),
+        _chat([], usage={"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}),
+    ]
+)
+OPENVINO_COMPLETION = events(
+    [
+        {"id": "cmpl-1", "object": "text_completion", "choices": [_text("Hello")]},
+        {"id": "cmpl-1", "object": "text_completion", "choices": [_text(" world", "length")]},
+        {"id": "cmpl-1", "object": "text_completion", "choices": [], "usage": _PLAIN_USAGE},
+    ]
+)
 
 METRICS = {
+    "openvino": (
+        "# TYPE openvino:requests_running gauge\nopenvino:requests_running 3\n"
+        "# TYPE openvino:requests_waiting gauge\nopenvino:requests_waiting 1\n"
+        "# TYPE openvino:kv_cache_usage gauge\nopenvino:kv_cache_usage 0.25\n"
+    ),
     "vllm": (
         "# HELP vllm:num_requests_running Number of requests in model execution batches.\n"
         "# TYPE vllm:num_requests_running gauge\n"

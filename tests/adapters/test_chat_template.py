@@ -1,0 +1,135 @@
+"""Chat templates render as transformers renders them, and cannot do more than that."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from adapters.chat_template import MAX_SOURCE_CHARS, ChatTemplate
+from adapters.errors import EngineUnavailable, InvalidRequest
+
+HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+
+CHATML = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
+    "You are helpful<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
+    "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TEMPLATES = {
+    "chatml": CHATML,
+    "blocks": (
+        "{%- for m in messages %}\n    {% if m.role == 'user' %}\n  [{{ m.content | trim }}]\n    {% endif %}\n"
+        "{% endfor %}\n{{ bos_token }}\n"
+    ),
+    "loop controls": "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
+    "tojson": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}",
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    "tokens": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}",
+}
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    HI,
+    [{"role": "system", "content": "Be brief."}, *HI, {"role": "assistant", "content": "Hello <b>&amp;</b> 🌱"}],
+    [{"role": "user", "content": " spaces \n"}],
+]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_renders_what_transformers_renders(name: str, add_generation_prompt: bool) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    template = ChatTemplate(TEMPLATES[name], bos_token="<s>", eos_token="</s>")
+    for messages in CONVERSATIONS:
+        (wanted,), _ = render_jinja_template(
+            conversations=[messages],
+            chat_template=TEMPLATES[name],
+            add_generation_prompt=add_generation_prompt,
+            bos_token="<s>",
+            eos_token="</s>",
+        )
+        assert template.render(messages, add_generation_prompt=add_generation_prompt) == wanted
+
+
+def test_a_template_that_refuses_the_messages_says_why() -> None:
+    template = ChatTemplate("{{ raise_exception('Roles must alternate') }}")
+    with pytest.raises(InvalidRequest, match="Roles must alternate") as caught:
+        template.render(HI)
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ messages[0].content.missing.deeper }}", "{{ messages[9].content }}", "{{ 1 / 0 }}", "{{ messages[0] + 1 }}",
+     "{{ undefined_function() }}", "{{ 'a' | int + 'b' }}"],
+)  # fmt: skip
+def test_a_template_that_fails_on_the_messages_is_a_fault_of_the_request(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="chat template failed"):
+        ChatTemplate(source).render(HI)
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "{{ 'open", "{% unknown %}", "x" * (MAX_SOURCE_CHARS + 1)])
+def test_a_template_that_does_not_compile_is_a_fault_of_the_model(source: str) -> None:
+    with pytest.raises(EngineUnavailable, match="chat template"):
+        ChatTemplate(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__class__.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ '{0.__class__}'.format(1) }}",
+        "{% set _ = messages.append(1) %}",
+        "{% set _ = messages[0].update({'content': 'changed'}) %}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_an_attack_gains_nothing(source: str) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    with contextlib.suppress(InvalidRequest):
+        assert ChatTemplate(source).render(messages) == ""
+    assert messages == HI
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'x' * 10**9 }}",
+        "{{ 10**9 * 'x' }}",
+        "{{ [0] * 10**9 }}",
+        "{{ 9 ** 9 ** 9 }}",
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{% for i in range(1000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}",
+        "{% for i in range(90) %}{{ 'x' * 1000000 }}{% endfor %}",
+    ],
+)
+def test_what_a_rendering_may_use_is_bounded(source: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(InvalidRequest, match="chat template failed"):
+        ChatTemplate(source).render(HI)
+    assert time.monotonic() - started < 2
+
+
+def test_the_bounds_are_those_of_one_rendering() -> None:
+    template = ChatTemplate("{% for i in range(60000) %}{% endfor %}ok")
+    assert [template.render(HI) for _ in range(3)] == ["ok"] * 3
+
+
+def test_dates_come_from_the_given_clock() -> None:
+    template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", now=lambda: datetime(2026, 1, 2))
+    assert template.render(HI) == "02 Jan 2026"
+
+
+def test_replicas_of_one_model_share_the_compiled_template() -> None:
+    first = ChatTemplate(CHATML)
+    started = time.perf_counter()
+    others = [ChatTemplate(CHATML) for _ in range(200)]
+    assert time.perf_counter() - started < 0.1
+    assert {other.render(HI) for other in others} == {first.render(HI)}
