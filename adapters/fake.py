@@ -67,6 +67,7 @@ class Answer(Struct, frozen=True):
 
 class Adapter(EngineAdapter[FakeOptions]):
     engine = "fake"
+    needs_model = False  # for adapters.launch: it borrows only the name of the model that it stands in for
     Options = FakeOptions
     # Nothing is sampled here, so every sampling field is honoured by doing the same as ever.
     capabilities = Capabilities(

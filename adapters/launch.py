@@ -67,7 +67,10 @@ class Installation(Struct, frozen=True):
 
 
 class Launchable(Protocol):
-    """What an adapter class offers beyond `EngineAdapter` when its engine can be started from here."""
+    """What an adapter class offers beyond `EngineAdapter` when its engine can be started from here.
+
+    One that only borrows the model's name, as the fake does, says so with `needs_model = False`.
+    """
 
     @classmethod
     def installed(cls, home: Path) -> Installation: ...
@@ -87,7 +90,6 @@ def launch(
     engine: str, *, home: Path, model_name: str, options: Mapping[str, Any] | None = None, port: int | None = None
 ) -> EngineProcess:
     """The process that will serve the model, not yet started. Raises what is known to be wrong before starting it."""
-    from adapters.model_store import ModelStore
     from adapters.registry import adapter_class
 
     adapter = adapter_class(engine)
@@ -101,11 +103,19 @@ def launch(
         raise EngineUnavailable(f"The engine {engine!r} is not installed here: {installation.how}")
     spec = launchable.launch_spec(
         home=home,
-        model=ModelStore(home).get(model_name),
+        model=_model(adapter, home, model_name),
         port=free_port() if port is None else port,
         options=options or {},
     )
     return EngineProcess(spec, home / "logs" / f"{engine}.log")
+
+
+def _model(adapter: type, home: Path, name: str) -> Model:
+    from adapters.model_store import Model, ModelStore
+
+    if not getattr(adapter, "needs_model", True):
+        return Model(name=name, path=home, format="gguf")  # only the name matters to it
+    return ModelStore(home).get(name)
 
 
 def free_port() -> int:

@@ -42,6 +42,7 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_num_seqs: Annotated[int, Meta(ge=1)] = 256
     max_num_batched_tokens: Annotated[int, Meta(ge=1)] = 256
     prefix_caching: bool = True
+    chat_template: str | None = None  # a Jinja file; None: the model's own
 
 
 def installed(home: Path) -> Installation:
@@ -73,6 +74,8 @@ def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, An
     argv += ["--max-num-batched-tokens", str(settings.max_num_batched_tokens)]
     if not settings.prefix_caching:
         argv.append("--no-prefix-caching")
+    if settings.chat_template is not None:
+        argv += ["--chat-template", settings.chat_template]
     return LaunchSpec(
         name=ENGINE, argv=tuple(argv), env={"PYTHONPATH": str(path)}, port=port, prepare=partial(expose_package, path)
     )
