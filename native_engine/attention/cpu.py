@@ -148,17 +148,26 @@ def compile_kernels(source: Path, flags: list[str], cache_dir: Path) -> Path:
     command = [compiler, *_flags(), *flags]
     key = hashlib.sha256("\0".join([source.read_text(), *command, _compiler_version(compiler), _cpu()]).encode())
     target = cache_dir / f"{source.stem}-{key.hexdigest()[:20]}.so"
+    _claim(cache_dir)
     if not target.exists():
         _build([*command, str(source), "-lm"], target)
     return target
 
 
+def _claim(folder: Path) -> None:
+    """What lies in the folder will be run, so nobody else may be able to put something there."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise KernelsUnavailable(f"{folder} cannot hold compiled kernels: {error}.") from error
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise KernelsUnavailable(f"others may write to {folder}, so it is not safe for compiled kernels.")
+
+
 def _build(command: list[str], target: Path) -> None:
     """Build beside the target and rename: another process sees the whole library or none."""
     try:
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if target.parent.stat().st_uid != os.getuid():
-            raise KernelsUnavailable(f"{target.parent} belongs to another user.")
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             built = Path(folder) / target.name
             done = subprocess.run(

@@ -1,0 +1,177 @@
+"""The tokenizer built from the GGUF file, against byte-pair encoding written out the slow way, and round trips."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import regex
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
+
+from native_engine.gguf import BadModelFile, GGUFFile
+from native_engine.tokenizer import TextTokenizer, from_gguf, open_tokenizer
+from native_engine.weights import UnsupportedModel
+from tests.native_engine.tiny_llama import EOS, write_tiny_llama
+
+GPT2_WORDS = regex.compile(r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+TEXTS = (
+    "Hello world",
+    "I have 1234 apples, 5 pears and it's 3.14% of 10^6.",
+    "naïve café — “quoted” 😀👩‍👩‍👧 日本語 Ωμέγα",
+    "  two spaces\n\n\ttab and trailing   ",
+    "def f(x):\n    return x**2  # comment\n",
+    "We'll they've I'd IT'S",
+    "",
+)
+
+
+class SlowBPE:
+    """SmolLM2's scheme as it is described: digits alone, GPT-2's words, then merges by rank until none is left."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._ids = {token: number for number, token in enumerate(file.metadata["tokenizer.ggml.tokens"])}
+        merges = [tuple(line.split(" ")) for line in file.metadata["tokenizer.ggml.merges"]]
+        self._ranks = {pair: rank for rank, pair in enumerate(merges)}
+        printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+        others = iter(range(256, 512))
+        self._letters = [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+    def encode(self, text: str) -> list[int]:
+        pieces = [piece for piece in regex.split(r"(\p{Nd})", text) if piece]
+        words = [word for piece in pieces for word in GPT2_WORDS.findall(piece)]
+        return [token for word in words for token in self._encode_word(word)]
+
+    def _encode_word(self, word: str) -> list[int]:
+        parts = [self._letters[byte] for byte in word.encode()]
+        while len(parts) > 1:
+            pairs = list(itertools.pairwise(parts))
+            best = min(pairs, key=lambda pair: self._ranks.get(pair, 10**9))
+            if best not in self._ranks:
+                break
+            at = pairs.index(best)
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        return [self._ids[part] for part in parts]
+
+
+@pytest.fixture(scope="module")
+def file(model_path: Path) -> GGUFFile:
+    return GGUFFile(model_path)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(file: GGUFFile) -> TextTokenizer:
+    return from_gguf(file)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_is_cut_into_the_tokens_that_slow_bpe_finds(file: GGUFFile, tokenizer: TextTokenizer, text: str) -> None:
+    assert tokenizer.encode(text) == SlowBPE(file).encode(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.model
+def test_each_digit_is_a_token_of_its_own(tokenizer: TextTokenizer) -> None:
+    assert [tokenizer.token_text(token) for token in tokenizer.encode("2026")] == ["2", "0", "2", "6"]
+
+
+@pytest.mark.model
+def test_special_tokens_in_a_prompt_are_one_id_and_have_no_text(tokenizer: TextTokenizer) -> None:
+    ids = tokenizer.encode("<|im_start|>user\nHi<|im_end|>")
+    assert ids[0] == 1
+    assert ids[-1] == 2
+    assert tokenizer.decode(ids) == "user\nHi"
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
+    assert tokenizer.token_text(2) == "<|im_end|>"
+    assert tokenizer.chat_template is not None
+    assert "<|im_start|>assistant" in tokenizer.chat_template
+    assert tokenizer.encode("Hi", add_special_tokens=True) == tokenizer.encode("Hi"), (
+        "the model was trained without BOS"
+    )
+
+
+@pytest.mark.model
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(alphabet=st.characters(exclude_categories=["Cs", "Cn", "Co"]), max_size=40))
+def test_any_text_survives_encoding_and_decoding(model_path: Path, text: str) -> None:
+    """Any text whose bytes the vocabulary has: SmolLM2's lacks the first bytes of planes that are hardly used."""
+    tokenizer = _cached(model_path)
+    known = {raw[0] for raw in tokenizer.token_bytes if len(raw) == 1}
+    text = "".join(character for character in text if known.issuperset(character.encode()))
+    if not any(tokenizer.token_text(special) in text for special in tokenizer.special_ids):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def _cached(path: Path, _cache: dict[Path, TextTokenizer] = {}) -> TextTokenizer:  # noqa: B006 - the default is the cache
+    return _cache.setdefault(path, _cache.get(path) or open_tokenizer(path))
+
+
+def write_vocabulary(path: Path, model: str = "gpt2", pre: str = "gpt-2", **arrays: list[Any]) -> GGUFFile:
+    writer = gguf.GGUFWriter(path, "llama")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    writer.add_string("tokenizer.ggml.model", model)
+    writer.add_string("tokenizer.ggml.pre", pre)
+    tokens = ["<s>", "<tool>", *alphabet, "he"]
+    fields: dict[str, list[Any]] = {"tokens": tokens, "merges": ["h e"], "token_type": [3, 4, *[1] * (len(tokens) - 2)]}
+    for name, values in (fields | arrays).items():
+        if values:
+            writer.add_array(f"tokenizer.ggml.{name}", values)
+    writer.add_uint32("tokenizer.ggml.bos_token_id", 0)
+    writer.add_bool("tokenizer.ggml.add_bos_token", True)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return GGUFFile(path)
+
+
+def test_gpt2_vocabularies_keep_digits_together_until_merges_say_otherwise(tmp_path: Path) -> None:
+    tokenizer = from_gguf(write_vocabulary(tmp_path / "v.gguf"))
+    assert [tokenizer.token_text(token) for token in tokenizer.encode("<s>hey<tool>1")] == [
+        "<s>", "he", "y", "<tool>", "1",
+    ]  # fmt: skip
+    assert tokenizer.decode(tokenizer.encode("<s>hey<tool>1")) == "hey<tool>1"
+    assert tokenizer.encode("h", add_special_tokens=True)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "reason"),
+    [
+        ({"model": "llama"}, UnsupportedModel, "'llama' tokenizer"),
+        ({"pre": "deepseek-llm"}, UnsupportedModel, "'deepseek-llm'"),
+        ({"tokens": []}, BadModelFile, "no vocabulary"),
+        ({"merges": ["broken"]}, BadModelFile, "'broken' is not a BPE merge"),
+        ({"token_type": [1, 2]}, BadModelFile, "2 token types"),
+    ],
+)
+def test_a_vocabulary_that_we_cannot_read_is_refused_by_name(
+    tmp_path: Path, fields: dict[str, Any], error: type[Exception], reason: str
+) -> None:
+    with pytest.raises(error, match=reason):
+        from_gguf(write_vocabulary(tmp_path / "v.gguf", **fields))
+
+
+def test_a_folder_brings_its_tokenizer_and_template(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "tiny")
+    tokenizer = open_tokenizer(folder)
+    assert tokenizer.token_text(tokenizer.eos_token_id) == EOS
+    assert tokenizer.decode(tokenizer.encode(f"héllo{EOS}")) == "héllo"
+    assert tokenizer.chat_template == "{{ messages }}"
+    (folder / "chat_template.jinja").write_text("newer")
+    assert open_tokenizer(folder).chat_template == "newer"
+
+
+def test_a_folder_whose_tokenizer_is_not_byte_level_is_refused(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "tiny")
+    description = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(description | {"decoder": {"type": "Fuse"}}))
+    with pytest.raises(UnsupportedModel, match="byte-level"):
+        open_tokenizer(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(BadModelFile, match=r"tokenizer\.json"):
+        open_tokenizer(folder)
