@@ -1,0 +1,225 @@
+"""The asynchronous face: text arrives, closing aborts, and nothing ever waits for an engine that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from native_engine.async_engine import AsyncEngine, Delta
+from native_engine.config import EngineConfig
+from native_engine.errors import EngineStopped, InvalidParams, PromptTooLong
+from native_engine.loading import LoadedModel, load
+from native_engine.sampling_params import SamplingParams
+from tests.native_engine.tiny_llama import ENGINE_CONFIG, EOS, write_tiny_llama
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+PROMPT = list(range(10, 40))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def loaded(folder: Path, kernel_cache: Path) -> LoadedModel:
+    return load(folder, ENGINE_CONFIG, kernel_cache=kernel_cache)
+
+
+@pytest.fixture
+async def engine(loaded: LoadedModel) -> AsyncIterator[AsyncEngine]:
+    engine = AsyncEngine(loaded)
+    yield engine
+    engine.close()
+
+
+async def collect(engine: AsyncEngine, prompt: list[int], params: SamplingParams, name: str) -> list[Delta]:
+    return [delta async for delta in engine.generate(prompt, params, request_id=name)]
+
+
+async def until_running(engine: AsyncEngine, count: int) -> None:
+    """The engine thread publishes its numbers and signals nobody, so they are polled."""
+    async with asyncio.timeout(5):
+        while engine.stats().num_running + engine.stats().num_waiting != count:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+def joined(deltas: list[Delta]) -> tuple[str, list[int]]:
+    return "".join(delta.text for delta in deltas), [token for delta in deltas for token in delta.token_ids]
+
+
+async def test_deltas_add_up_to_the_text_of_their_tokens(engine: AsyncEngine) -> None:
+    deltas = await collect(engine, PROMPT, GREEDY, "a")
+    text, tokens = joined(deltas)
+    assert len(tokens) == 24
+    assert engine.decode(tokens).startswith(text)
+    assert [delta.finish_reason for delta in deltas] == [None] * 23 + ["length"]
+    assert [delta.num_output_tokens for delta in deltas] == list(range(1, 25))
+    assert {delta.num_prompt_tokens for delta in deltas} == {len(PROMPT)}
+
+
+async def test_requests_at_the_same_time_get_what_they_get_alone(engine: AsyncEngine) -> None:
+    prompts = [list(range(start, start + 5 * start)) for start in range(4, 16)]
+    alone = [joined(await collect(engine, prompt, GREEDY, "alone"))[1] for prompt in prompts]
+    together = await asyncio.gather(
+        *(collect(engine, prompt, GREEDY, f"together-{number}") for number, prompt in enumerate(prompts))
+    )
+    assert [joined(deltas)[1] for deltas in together] == alone
+
+
+async def test_a_second_request_with_the_same_prompt_reports_cached_tokens(engine: AsyncEngine) -> None:
+    cold = await collect(engine, PROMPT, GREEDY, "cold")
+    warm = await collect(engine, PROMPT, GREEDY, "warm")
+    salted = [d async for d in engine.generate(PROMPT, GREEDY, request_id="salted", cache_salt="another tenant")]
+    assert (cold[-1].num_cached_tokens, warm[-1].num_cached_tokens, salted[-1].num_cached_tokens) == (0, 16, 0)
+    assert joined(warm) == joined(cold) == joined(salted)
+
+
+async def test_a_stop_string_ends_the_request_and_is_not_shown(engine: AsyncEngine) -> None:
+    whole, tokens = joined(await collect(engine, PROMPT, GREEDY, "whole"))
+    stop = whole[5:8]
+    deltas = await collect(engine, PROMPT, SamplingParams(temperature=0, ignore_eos=True, stop=(stop,)), "stopped")
+    assert joined(deltas)[0] == whole[: whole.index(stop)]
+    assert deltas[-1].finish_reason == "stop"
+    assert deltas[-1].num_output_tokens < len(tokens)
+    await until_running(engine, 0)
+
+
+async def test_a_stop_token_ends_the_request_and_has_no_text(engine: AsyncEngine) -> None:
+    whole, tokens = joined(await collect(engine, PROMPT, GREEDY, "whole"))
+    params = SamplingParams(temperature=0, ignore_eos=True, stop_token_ids=(tokens[6],))
+    deltas = await collect(engine, PROMPT, params, "stopped")
+    first = tokens.index(tokens[6])
+    assert deltas[-1].finish_reason == "stop"
+    text, stopped_tokens = joined(deltas)
+    assert stopped_tokens == tokens[: first + 1]
+    assert whole.startswith(text)
+    assert len(text) < len(whole)
+
+
+async def test_closing_the_iterator_ends_the_request_in_the_engine(engine: AsyncEngine) -> None:
+    endless = SamplingParams(temperature=0, ignore_eos=True)
+    stream = engine.generate(PROMPT, endless, request_id="left")
+    await anext(stream)
+    assert engine.stats().num_running == 1
+    await stream.aclose()
+    await until_running(engine, 0)
+    assert engine.stats().kv_blocks_used == 0
+
+
+async def test_cancelling_the_reader_ends_the_request_and_its_name_is_free_again(engine: AsyncEngine) -> None:
+    task = asyncio.create_task(collect(engine, PROMPT, SamplingParams(temperature=0, ignore_eos=True), "again"))
+    await until_running(engine, 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(joined(await collect(engine, PROMPT, GREEDY, "again"))[1]) == 24
+
+
+async def test_a_request_that_cannot_be_served_fails_alone(engine: AsyncEngine) -> None:
+    good = asyncio.create_task(collect(engine, PROMPT, GREEDY, "good"))
+    with pytest.raises(PromptTooLong, match="300 tokens"):
+        await collect(engine, [5] * 300, GREEDY, "long")
+    with pytest.raises(InvalidParams, match="prompt_ids"):
+        await collect(engine, [10**6], GREEDY, "outside")
+    assert len(joined(await good)[1]) == 24
+
+
+async def test_an_id_in_use_is_refused_and_the_first_request_goes_on(engine: AsyncEngine) -> None:
+    first = engine.generate(PROMPT, GREEDY, request_id="same")
+    deltas = [await anext(first)]
+    with pytest.raises(InvalidParams, match="same"):
+        await collect(engine, PROMPT, SamplingParams(temperature=0, max_tokens=200, ignore_eos=True), "same")
+    deltas += [delta async for delta in first]
+    assert len(joined(deltas)[1]) == 24
+
+
+async def test_when_the_engine_thread_dies_every_request_fails_and_none_hangs(
+    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = AsyncEngine(loaded)
+    runner: Any = loaded.engine._runner
+    steps = 0
+    run = runner.run
+
+    def fail_later(plan: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps > 3:
+            raise MemoryError("no room for the step")
+        return run(plan)
+
+    runner.run = fail_later
+    async with asyncio.timeout(5):
+        results = await asyncio.gather(
+            *(collect(engine, PROMPT, GREEDY, name) for name in ("a", "b")), return_exceptions=True
+        )
+        for result in results:
+            assert isinstance(result, EngineStopped)
+            assert "no room for the step" in str(result)
+        with pytest.raises(EngineStopped, match="no room for the step"):
+            await collect(engine, PROMPT, GREEDY, "later")
+    assert not engine.is_running
+    assert "The engine thread failed." in caplog.text
+    engine.close()
+
+
+async def test_closing_the_engine_fails_what_is_open_and_refuses_what_comes(loaded: LoadedModel) -> None:
+    engine = AsyncEngine(loaded)
+    open_request = asyncio.create_task(collect(engine, PROMPT, SamplingParams(temperature=0, ignore_eos=True), "open"))
+    await until_running(engine, 1)
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineStopped, match="closed"):
+        await open_request
+    with pytest.raises(EngineStopped, match="closed"):
+        await collect(engine, PROMPT, GREEDY, "late")
+
+
+async def test_an_event_loop_that_is_gone_takes_only_its_own_requests_along(engine: AsyncEngine) -> None:
+    async def start_and_leave() -> Any:
+        stream = engine.generate(PROMPT, SamplingParams(temperature=0, ignore_eos=True), request_id="orphan")
+        await anext(stream)
+        return stream  # kept open beyond its loop, as a crashed server thread would
+
+    def other_loop() -> Any:
+        loop = asyncio.new_event_loop()
+        stream = loop.run_until_complete(start_and_leave())
+        loop.close()
+        return stream
+
+    orphan = await asyncio.to_thread(other_loop)
+    assert len(joined(await collect(engine, PROMPT, GREEDY, "mine"))[1]) == 24
+    await until_running(engine, 0)
+    await orphan.aclose()
+
+
+def test_the_face_tells_what_a_server_needs_to_know(loaded: LoadedModel) -> None:
+    engine = AsyncEngine(loaded)
+    try:
+        assert engine.max_model_len == 256
+        assert engine.chat_template == "{{ messages }}"
+        assert (engine.bos_token, engine.eos_token) == ("<|begin|>", EOS)
+        assert engine.decode(engine.encode("héllo")) == "héllo"
+        assert engine.stats().kv_blocks_total > 0
+    finally:
+        engine.close()
+
+
+@pytest.mark.model
+async def test_the_default_model_answers_a_question(model_path: Path, kernel_cache: Path) -> None:
+    engine = await asyncio.to_thread(
+        AsyncEngine.load, model_path, EngineConfig(kv_cache_mib=32), kernel_cache=kernel_cache
+    )
+    try:
+        prompt = engine.encode("<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n")
+        deltas = await collect(engine, prompt, SamplingParams(temperature=0, max_tokens=32), "paris")
+        assert "Paris" in joined(deltas)[0]
+        assert deltas[-1].finish_reason == "stop"
+        assert "<|im_end|>" not in joined(deltas)[0]
+    finally:
+        engine.close()

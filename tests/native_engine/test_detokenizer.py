@@ -1,0 +1,107 @@
+"""Text as it comes: whole characters, no stop string, and the same text however the tokens fall."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from native_engine.detokenizer import OutputText, StopMatcher
+from native_engine.sampling_params import SamplingParams
+
+BYTES = [bytes([byte]) for byte in range(256)]
+
+
+def feed(raw: bytes, **params: Any) -> tuple[list[str], bool]:
+    """One token per byte; returns the pieces and whether a stop string was met."""
+    text = OutputText(BYTES, SamplingParams(**params))
+    pieces: list[str] = []
+    for byte in raw:
+        piece = text.feed([byte])
+        pieces.append(piece.text)
+        if piece.stopped:
+            return pieces, True
+    return [*pieces, text.finish()], False
+
+
+def test_a_character_appears_with_its_last_byte_and_never_broken() -> None:
+    pieces, _ = feed("é😀".encode())
+    assert pieces == ["", "é", "", "", "", "😀", ""]
+
+
+def test_a_character_cut_off_by_the_end_is_left_out() -> None:
+    assert "".join(feed("ok 😀".encode()[:-1])[0]) == "ok "
+
+
+def test_bytes_that_never_become_a_character_show_as_replacement() -> None:
+    assert "".join(feed(b"a\xffb\xe2\x28c")[0]) == "a\ufffdb\ufffd(c"
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])), st.data())
+def test_any_text_comes_back_however_it_is_cut(text: str, data: st.DataObject) -> None:
+    raw = text.encode()
+    output = OutputText(BYTES, SamplingParams())
+    joined, start = "", 0
+    while start < len(raw):
+        length = data.draw(st.integers(1, len(raw) - start))
+        joined += output.feed(raw[start : start + length]).text
+        start += length
+    assert joined + output.finish() == text
+
+
+def test_a_stop_string_across_tokens_is_cut_exactly_and_no_part_of_it_was_shown() -> None:
+    pieces, stopped = feed(b"one two END three", stop=("END",))
+    assert stopped
+    assert "".join(pieces) == "one two "
+    assert not any("E" in piece for piece in pieces)
+
+
+def test_the_possible_start_of_a_stop_string_is_held_and_then_shown() -> None:
+    pieces, stopped = feed(b"EN route", stop=("END",))
+    assert not stopped
+    assert pieces[:3] == ["", "", "EN "]
+    assert "".join(feed(b"the EN", stop=("END",))[0]) == "the EN"
+
+
+def test_the_stop_string_that_ends_the_text_first_wins() -> None:
+    pieces, stopped = feed(b"abcabd", stop=("bd", "ca"))
+    assert stopped
+    assert "".join(pieces) == "ab"
+
+
+def test_a_stop_string_before_min_tokens_is_text_like_any_other() -> None:
+    pieces, stopped = feed(b"xx.yy.zz", stop=(".",), min_tokens=4)
+    assert stopped
+    assert "".join(pieces) == "xx.yy"
+
+
+def test_ids_beyond_the_vocabulary_have_no_text() -> None:
+    assert OutputText([b"a"], SamplingParams()).feed([0, 999, 0]).text == "aa"
+
+
+@given(
+    st.text(alphabet="ab", max_size=30),
+    st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.data(),
+)
+def test_the_matcher_cuts_where_a_look_at_the_whole_text_would(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    """Fed one character at a time, the first stop to be complete ends the text."""
+    matcher, shown = StopMatcher(stops), ""
+    for end, character in enumerate(text, start=1):
+        piece = matcher.feed(character)
+        shown += piece.text
+        complete = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        assert piece.stopped == bool(complete)
+        if piece.stopped:
+            assert shown == text[: min(complete)]
+            return
+    assert shown + matcher.flush() == text
+
+
+@pytest.mark.parametrize("stops", [(), ("x",)])
+def test_without_a_possible_stop_nothing_is_held_back(stops: tuple[str, ...]) -> None:
+    assert StopMatcher(stops).feed("abc").text == "abc"

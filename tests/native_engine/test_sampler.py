@@ -1,0 +1,136 @@
+"""The sampler: each parameter does what its name says, and no row depends on its neighbours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from native_engine.sampler import Sampler, draw, uniform
+from native_engine.sampling_params import SamplingParams
+from native_engine.sequence import Sequence
+
+EOS = 3
+
+
+def sequence(prompt: list[int], output: list[int] | None = None, seed: int = 0, **params: Any) -> Sequence:
+    result = Sequence("r", prompt, SamplingParams(**params), seed=seed, arrival=0)
+    result.token_ids += output or []
+    return result
+
+
+def sample(scores: list[float], *sequences: Sequence) -> list[int]:
+    return Sampler([EOS]).sample(torch.tensor([scores] * len(sequences)), sequences)
+
+
+def shares(scores: list[float], draws: int = 4000, **params: Any) -> dict[int, float]:
+    """How often each token is drawn, over seeds."""
+    row, counts = torch.tensor(scores), Counter[int]()
+    for seed in range(draws):
+        counts[draw(row, SamplingParams(**params), uniform(seed, 0))] += 1
+    return {token: count / draws for token, count in counts.items()}
+
+
+def test_greedy_takes_the_largest_and_the_lower_id_of_equals() -> None:
+    assert sample([1.0, 5.0, 5.0, 0.0], sequence([0], temperature=0)) == [1]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_come_as_often_as_the_softmax_says(temperature: float) -> None:
+    scores = [1.0, 0.0, 2.0, -1.0]
+    expected = torch.softmax(torch.tensor(scores) / temperature, -1)
+    for token, share in shares(scores, temperature=temperature).items():
+        assert share == pytest.approx(float(expected[token]), abs=0.03)
+
+
+def test_top_k_leaves_exactly_k_tokens_even_among_equals() -> None:
+    assert set(shares([1.0, 2.0, 2.0, 2.0, 0.0], 300, top_k=2)) == {1, 2}
+    assert set(shares([1.0, 2.0, 2.0], 50, top_k=1)) == {1}
+    assert set(shares([1.0, 1.0], 100, top_k=500)) == {0, 1}
+
+
+def test_top_p_leaves_the_fewest_tokens_that_reach_p() -> None:
+    scores = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().tolist()
+    assert set(shares(scores, 500, top_p=0.45)) == {0}
+    assert set(shares(scores, 500, top_p=0.79)) == {0, 1}
+    assert set(shares(scores, 1000, top_p=0.9)) == {0, 1, 2}
+
+
+def test_top_p_counts_what_top_k_left() -> None:
+    scores = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().tolist()
+    assert set(shares(scores, 500, top_p=0.55, top_k=2)) == {0}  # 0.4 of 0.7 is 57 %
+
+
+def test_min_p_drops_what_is_unlikely_beside_the_likeliest() -> None:
+    scores = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().tolist()
+    assert set(shares(scores, 1000, min_p=0.25)) == {0, 1, 2}
+    assert set(shares(scores, 1000, min_p=1.0)) == {0}
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**64 - 1), top_p=st.floats(0.01, 1.0), spread=st.sampled_from([0.01, 1.0, 8.0]))
+def test_top_p_agrees_with_a_full_sort_on_a_large_vocabulary(seed: int, top_p: float, spread: float) -> None:
+    scores = torch.randn(6000, generator=torch.Generator().manual_seed(seed % 2**32)) * spread
+    token = draw(scores, SamplingParams(top_p=top_p), uniform(seed, 0))
+    chances = torch.softmax(scores.double(), -1)
+    before = float(chances[chances > chances[token]].sum())
+    assert before < top_p + 1e-5, "a token was drawn although likelier ones reach top_p already"
+
+
+def test_a_seed_fixes_the_text_whatever_the_neighbours() -> None:
+    scores = [0.0] * 50
+    alone = [sample(scores, sequence([1], [0] * step, seed=11))[0] for step in range(20)]
+    crowd = [
+        sample(scores, sequence([1], seed=5), sequence([1], [0] * step, seed=11), sequence([2], temperature=0))[1]
+        for step in range(20)
+    ]
+    assert crowd == alone
+    assert len(set(alone)) > 5, "the number must change from token to token"
+    assert alone != [sample(scores, sequence([1], [0] * step, seed=12))[0] for step in range(20)]
+
+
+def test_uniform_fills_its_range_evenly_over_seeds_and_over_indices() -> None:
+    for numbers in ([uniform(seed, 3) for seed in range(4000)], [uniform(2**64 - 1, index) for index in range(4000)]):
+        counts = Counter(int(number * 8) for number in numbers)
+        assert min(numbers) >= 0
+        assert max(numbers) < 1
+        assert all(400 < counts[eighth] < 600 for eighth in range(8))
+
+
+def test_repetition_penalty_weakens_tokens_of_prompt_and_output_whatever_their_sign() -> None:
+    assert sample([2.0, 1.5, 0.0], sequence([0], temperature=0)) == [0]
+    assert sample([2.0, 1.5, 0.0], sequence([0], temperature=0, repetition_penalty=1.5)) == [1]
+    assert sample([-1.0, -1.5], sequence([1], [0], temperature=0, repetition_penalty=2.0)) == [0]
+    assert sample([-1.0, -1.5], sequence([0, 0], temperature=0, repetition_penalty=2.0)) == [1]
+
+
+def test_presence_and_frequency_penalties_look_at_the_output_alone() -> None:
+    scores = [2.0, 1.8, 1.0]
+    assert sample(scores, sequence([0, 0], temperature=0, presence_penalty=0.5)) == [0]
+    assert sample(scores, sequence([2], [0], temperature=0, presence_penalty=0.5)) == [1]
+    assert sample(scores, sequence([2], [0, 0, 0], temperature=0, presence_penalty=0.1)) == [0]
+    assert sample(scores, sequence([2], [0, 0, 0], temperature=0, frequency_penalty=0.1)) == [1]
+    assert sample(scores, sequence([2], [2, 2], temperature=0, presence_penalty=-2.0)) == [2]
+
+
+def test_no_stop_token_is_sampled_before_min_tokens() -> None:
+    scores = [0.0, 1.0, 2.0, 9.0]
+    assert sample(scores, sequence([1], temperature=0)) == [EOS]
+    assert sample(scores, sequence([1], [0], temperature=0, min_tokens=2)) == [2]
+    assert sample(scores, sequence([1], [0], temperature=0, min_tokens=2, stop_token_ids=(2,))) == [1]
+    assert sample(scores, sequence([1], [0, 0], temperature=0, min_tokens=2, stop_token_ids=(2,))) == [EOS]
+    assert sample(scores, sequence([1], [0], temperature=0, min_tokens=2, ignore_eos=True)) == [EOS]
+
+
+def test_the_logits_of_one_request_are_never_changed_by_the_penalties_of_another() -> None:
+    penalised = sequence([0], temperature=0, repetition_penalty=5.0)
+    assert sample([2.0, 1.9], penalised, sequence([0], temperature=0)) == [1, 0]
+
+
+def test_bf16_logits_are_sampled_as_they_are() -> None:
+    logits = torch.tensor([[0.0, 1.0, 0.5]]).bfloat16()
+    assert Sampler([EOS]).sample(logits, [sequence([0], temperature=0)]) == [1]
