@@ -96,11 +96,12 @@ async def run_in_foreground(process: EngineProcess, model: str) -> None:
     loop, asked_to_stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, asked_to_stop.set)
-    console.print(f"starting {process.spec.name}; its log is {process.log_path}", soft_wrap=True, highlight=False)
+    console.print(f"starting {process.spec.name}")
     try:
         if not await _unless(asked_to_stop, process.start()):
             return
         console.print(f"{process.spec.name} serves {model} at {process.url}/v1 (Ctrl-C stops it)", soft_wrap=True)
+        console.print(f"its log: {process.log_path}", soft_wrap=True, highlight=False)
         if await _unless(asked_to_stop, process.wait()):
             raise process.failure()
     finally:

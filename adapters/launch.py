@@ -29,9 +29,10 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 import aiohttp
+import msgspec
 from msgspec import Struct
 
-from adapters.errors import EngineUnavailable
+from adapters.errors import EngineUnavailable, InvalidRequest
 
 if TYPE_CHECKING:
     from adapters.model_store import Model
@@ -89,7 +90,7 @@ class Installable(Protocol):
 def launch(
     engine: str, *, home: Path, model_name: str, options: Mapping[str, Any] | None = None, port: int | None = None
 ) -> EngineProcess:
-    """The process that will serve the model, not yet started. Raises what is known to be wrong before starting it."""
+    """The process that will serve the model, not yet started. What is known to be wrong is raised now, as a sentence."""
     from adapters.registry import adapter_class
 
     adapter = adapter_class(engine)
@@ -101,12 +102,12 @@ def launch(
     installation = launchable.installed(home)
     if not installation.available:
         raise EngineUnavailable(f"The engine {engine!r} is not installed here: {installation.how}")
-    spec = launchable.launch_spec(
-        home=home,
-        model=_model(adapter, home, model_name),
-        port=free_port() if port is None else port,
-        options=options or {},
-    )
+    model = _model(adapter, home, model_name)
+    port = free_port() if port is None else port
+    try:
+        spec = launchable.launch_spec(home=home, model=model, port=port, options=options or {})
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"A launch option of {engine} is wrong: {error}.") from error
     return EngineProcess(spec, home / "logs" / f"{engine}.log")
 
 

@@ -18,12 +18,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from adapters.errors import GoodgateError, InvalidRequest
+from adapters.errors import GoodgateError
 from adapters.launch import Installation
 
 Say = Callable[[str], None]
@@ -100,17 +99,6 @@ class Environment:
         draft.write_bytes(msgspec.json.format(msgspec.json.encode(Marker(dict(packages)))) + b"\n")
         draft.replace(path)
         say(f"{self.engine} {next(iter(packages.values()))} is ready")
-
-
-O = TypeVar("O", bound=Struct)  # noqa: E741 - as in adapters.base
-
-
-def read_options(kind: type[O], engine: str, options: Mapping[str, Any]) -> O:
-    """The recipe's own options, checked; the error names the option and the engine."""
-    try:
-        return msgspec.convert(dict(options), kind)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"A launch option of {engine} is wrong: {error}.") from error
 
 
 def num_cores() -> int:

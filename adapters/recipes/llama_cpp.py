@@ -17,11 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from adapters.errors import EngineUnavailable
 from adapters.launch import HOST, Installation, LaunchSpec
-from adapters.recipes import Environment, InstallFailed, Say, num_cores, read_options
+from adapters.recipes import Environment, InstallFailed, Say, num_cores
 
 if TYPE_CHECKING:
     from adapters.model_store import Model
@@ -75,7 +76,7 @@ def restore_links(folder: Path) -> None:
 
 
 def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, Any]) -> LaunchSpec:
-    settings = read_options(Options, ENGINE, options)
+    settings = msgspec.convert(dict(options), Options)
     if model.format != "gguf":
         raise EngineUnavailable(f"llama.cpp reads GGUF files only, and {model.name!r} is in Hugging Face layout.")
     folder = programs(Environment(home, ENGINE))

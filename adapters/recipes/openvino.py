@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from msgspec import Meta, Struct
 
 from adapters.errors import EngineUnavailable
 from adapters.launch import HOST, Installation, LaunchSpec
-from adapters.recipes import Environment, Say, num_cores, read_options
+from adapters.recipes import Environment, Say, num_cores
 
 if TYPE_CHECKING:
     from adapters.model_store import Model
@@ -60,7 +61,7 @@ def install(home: Path, say: Say) -> None:
 
 
 def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, Any]) -> LaunchSpec:
-    settings = read_options(Options, ENGINE, options)
+    settings = msgspec.convert(dict(options), Options)
     if model.format != "gguf":
         raise EngineUnavailable(
             f"OpenVINO is started on GGUF files only, and {model.name!r} is in Hugging Face layout."

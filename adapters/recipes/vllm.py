@@ -16,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from msgspec import Meta, Struct
 
 from adapters.launch import HOST, Installation, LaunchSpec
-from adapters.recipes import Environment, InstallFailed, Say, num_cores, read_options
+from adapters.recipes import Environment, InstallFailed, Say, num_cores
 
 if TYPE_CHECKING:
     from adapters.model_store import Model
@@ -86,7 +87,7 @@ def requirements(wheel: Path) -> Iterator[str]:
 def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, Any]) -> LaunchSpec:
     from adapters.model_store import HF_EXPORT, ModelStore
 
-    settings = read_options(Options, ENGINE, options)
+    settings = msgspec.convert(dict(options), Options)
     needs_export = model.format == "gguf"
     folder = model.path.parent / HF_EXPORT if needs_export else model.path
     argv = [str(Environment(home, ENGINE).python), "-I", "-m", SERVER, "--model", str(folder)]
