@@ -205,7 +205,7 @@ async def test_the_launch_spec_starts_a_server_with_the_dials_under_the_models_n
     model = Model(name="small", path=tmp_path, format="gguf")
     options = {"tokens": 2, "ttft_ms": 0, "itl_ms": 0, "fail_kinds": ["cut", "error"]}
     spec = Adapter.launch_spec(home=tmp_path, model=model, port=free_port(), options=options)
-    async with EngineProcess(spec, tmp_path / "fake.log") as process:
-        async with posted(process.url, model="small", stream=False) as response:
-            answer = await response.json()
+    process = EngineProcess(spec, tmp_path / "fake.log")
+    async with process, posted(process.url, model="small", stream=False) as response:
+        answer = await response.json()
     assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (2, "stop")

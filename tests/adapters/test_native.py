@@ -1,0 +1,287 @@
+"""The native engine behind its adapter: a tiny random model for every path, the real one for words that make sense."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from adapters.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest, StreamInterrupted
+from adapters.model_store import DEFAULT_MODEL, ModelStore, ModelStoreError
+from adapters.native import Adapter, NativeOptions, check_model, params_of
+from adapters.types import ChatRequest, Chunk, CompletionRequest, GenerateRequest
+from tests.contract.tiny_model import CONTEXT, write_tiny_model
+
+GREEDY = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
+
+
+def chat(content: str = "Hi", **fields: Any) -> ChatRequest:
+    messages = fields.pop("messages", [{"role": "user", "content": content}])
+    return msgspec.convert({"model": "m", "messages": messages, **fields}, ChatRequest)
+
+
+def completion(prompt: Any = "Once", **fields: Any) -> CompletionRequest:
+    return msgspec.convert({"model": "m", "prompt": prompt, **fields}, CompletionRequest)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@contextlib.asynccontextmanager
+async def started(model: Path, home: Path, **options: Any) -> AsyncIterator[Adapter]:
+    fields = {"model": str(model), "home": str(home), "kv_cache_mib": 16, "num_threads": 1, **options}
+    adapter = Adapter(msgspec.convert(fields, NativeOptions))
+    await adapter.start()
+    try:
+        yield adapter
+    finally:
+        await adapter.close()
+
+
+@pytest.fixture
+async def adapter(model: Path, home: Path) -> AsyncIterator[Adapter]:
+    async with started(model, home) as running:
+        yield running
+
+
+_count = iter(range(10**9))
+
+
+async def collect(adapter: Adapter, request: GenerateRequest) -> list[Chunk]:
+    return [chunk async for chunk in adapter.generate(request, request_id=f"r-{next(_count)}")]
+
+
+def text_of(chunks: list[Chunk], index: int = 0) -> str:
+    return "".join(chunk.text for chunk in chunks if chunk.index == index)
+
+
+async def test_a_repeated_prompt_is_answered_alike_and_from_the_cache(adapter: Adapter) -> None:
+    request = chat("x" * 100, **GREEDY)
+    first, second = await collect(adapter, request), await collect(adapter, request)
+    assert text_of(first) == text_of(second)
+    assert first[-1].usage is not None
+    assert second[-1].usage is not None
+    assert first[-1].usage.cached_tokens == 0
+    assert second[-1].usage.cached_tokens in range(96, 130)
+    load = await adapter.load()
+    assert load.prefix_hit_rate is not None
+    assert 0 < load.prefix_hit_rate < 1
+
+
+async def test_choices_of_a_seeded_request_differ_and_repeat(adapter: Adapter) -> None:
+    request = completion(max_tokens=24, seed=-5, n=3, ignore_eos=True)
+    first, second = await collect(adapter, request), await collect(adapter, request)
+    texts = [text_of(first, index) for index in range(3)]
+    assert texts == [text_of(second, index) for index in range(3)]
+    assert len(set(texts)) == 3
+    assert first[-1].usage is not None
+    assert (first[-1].usage.prompt_tokens, first[-1].usage.completion_tokens) == (4, 72)
+
+
+async def test_w05_a_stop_string_across_tokens_never_leaks(adapter: Adapter) -> None:
+    text = text_of(await collect(adapter, completion(**GREEDY)))
+    start = next(i for i in range(2, len(text) - 3) if text.find(text[i : i + 3]) == i)
+    stop = text[start : start + 3]  # three bytes, three tokens
+    chunks = await collect(adapter, completion(**GREEDY, stop=["never", stop]))
+    assert (text_of(chunks), chunks[-2].finish_reason) == (text[:start], "stop")
+
+
+async def test_the_developer_speaks_as_the_system(adapter: Adapter) -> None:
+    texts = [
+        text_of(await collect(adapter, chat(messages=[{"role": role, "content": "Be brief."}], **GREEDY)))
+        for role in ("developer", "system", "user")
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+async def test_token_ids_and_their_text_are_the_same_prompt(adapter: Adapter) -> None:
+    engine = adapter._running()
+    ids = engine.encode("Once", add_special_tokens=True)
+    by_ids = await collect(adapter, completion(ids, **GREEDY))
+    assert text_of(by_ids) == text_of(await collect(adapter, completion("Once", **GREEDY)))
+
+
+@pytest.mark.parametrize("prompt", [[], [10**9], ""])
+async def test_a_prompt_that_is_no_prompt_is_a_fault_of_the_request(adapter: Adapter, prompt: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        await collect(adapter, completion(prompt))
+    assert (await adapter.health()).ready
+
+
+async def test_min_tokens_above_max_tokens_is_a_fault_of_the_request(adapter: Adapter) -> None:
+    with pytest.raises(InvalidRequest, match="min_tokens"):
+        await collect(adapter, completion(max_tokens=2, min_tokens=3))
+
+
+async def test_prompt_and_limit_together_must_fit_the_context(adapter: Adapter) -> None:
+    fits = completion("x" * 12, max_tokens=CONTEXT - 12, ignore_eos=True, temperature=0)
+    assert (await collect(adapter, fits))[-2].finish_reason == "length"
+    with pytest.raises(ContextLengthExceeded, match=str(CONTEXT)):
+        await collect(adapter, completion("x" * 12, max_tokens=CONTEXT - 11))
+
+
+async def test_without_a_limit_a_chat_goes_on_to_the_end_of_the_context(adapter: Adapter) -> None:
+    chunks = await collect(adapter, chat(ignore_eos=True, temperature=0))
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.prompt_tokens + chunks[-1].usage.completion_tokens == CONTEXT
+    assert chunks[-2].finish_reason == "length"
+
+
+async def test_a_long_prompt_is_tokenised_beside_the_event_loop(
+    adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    engine = adapter._running()
+    encode = engine.encode
+
+    def noting(text: str, **options: bool) -> list[int]:
+        threads.append(threading.get_ident())
+        return encode(text, **options)
+
+    monkeypatch.setattr(engine, "encode", noting)
+    await collect(adapter, completion("short", max_tokens=1))
+    with pytest.raises(ContextLengthExceeded):
+        await collect(adapter, completion("x" * 30_000))
+    assert threads[0] == threading.get_ident() != threads[1]
+
+
+async def test_many_requests_at_once_all_finish_and_leave_nothing_behind(adapter: Adapter) -> None:
+    requests = [completion(f"{number} bottles", max_tokens=20, ignore_eos=True, temperature=0) for number in range(12)]
+    together = await asyncio.gather(*(collect(adapter, request) for request in requests))
+    alone = [await collect(adapter, request) for request in requests]
+    assert [text_of(chunks) for chunks in together] == [text_of(chunks) for chunks in alone]
+    load = await adapter.load()
+    assert (load.running, load.waiting) == (0, 0)
+
+
+async def test_an_engine_that_dies_fails_its_requests_and_is_not_ready(
+    adapter: Adapter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Chunk] = []
+
+    async def read() -> None:
+        async for chunk in adapter.generate(chat(**{**GREEDY, "max_tokens": 300}), request_id="dying"):
+            seen.append(chunk)
+            if len(seen) == 1:
+                monkeypatch.setattr(adapter._running()._engine, "step", broken)
+
+    def broken() -> None:
+        raise RuntimeError("out of luck")
+
+    with pytest.raises(StreamInterrupted, match="out of luck"):
+        await read()
+    assert seen
+    health = await adapter.health()
+    assert (health.ready, "stopped" in health.reason) == (False, True)
+    with pytest.raises(EngineUnavailable):
+        await collect(adapter, chat(**GREEDY))
+    assert "The engine thread failed." in caplog.text
+
+
+async def test_closing_while_a_request_runs_ends_it_with_an_error(model: Path, home: Path) -> None:
+    async with started(model, home) as adapter:
+        stream = adapter.generate(chat(**{**GREEDY, "max_tokens": 400}), request_id="r")
+        await anext(stream)
+        await adapter.close()
+        with pytest.raises(StreamInterrupted):
+            async for _ in stream:
+                pass
+
+
+async def test_a_start_that_is_given_up_leaves_no_engine_running(
+    model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"model": str(model), "home": str(home), "kv_cache_mib": 16}
+    adapter = Adapter(msgspec.convert(fields, NativeOptions))
+    load, loaded = adapter._load, []
+    monkeypatch.setattr(adapter, "_load", lambda: loaded.append(load()) or loaded[0])
+    starting = asyncio.create_task(adapter.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not loaded  # the thread goes on loading, and nobody waits for it any more
+    async with asyncio.timeout(10):
+        while not loaded or loaded[0].is_running:
+            await asyncio.sleep(0.01)
+    assert not (await adapter.health()).ready
+
+
+async def test_a_model_without_a_chat_template_takes_completions_only(tmp_path: Path, home: Path) -> None:
+    folder = write_tiny_model(tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    async with started(folder, home) as adapter:
+        assert (await collect(adapter, completion(max_tokens=1, ignore_eos=True)))[-1].usage is not None
+        with pytest.raises(InvalidRequest, match="no chat template"):
+            await collect(adapter, chat())
+
+
+async def test_a_model_that_is_not_there_is_reported_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(EngineUnavailable, match=f"goodgate models pull {DEFAULT_MODEL}"):
+        async with started(Path(DEFAULT_MODEL), tmp_path):
+            pass
+    with pytest.raises(EngineUnavailable, match="could not load"):
+        async with started(tmp_path / "nothing.gguf", tmp_path):
+            pass
+
+
+async def test_settings_that_contradict_each_other_are_reported_by_name(model: Path, home: Path) -> None:
+    with pytest.raises(EngineUnavailable, match="max_num_batched_tokens"):
+        async with started(model, home, max_num_seqs=64, max_num_batched_tokens=8):
+            pass
+
+
+async def test_the_context_can_be_cut(model: Path, home: Path) -> None:
+    async with started(model, home, max_model_len=64, dtype="float32") as adapter:
+        assert [each.max_model_len for each in await adapter.models()] == [64]
+        with pytest.raises(ContextLengthExceeded):
+            await collect(adapter, completion("x" * 64))
+
+
+def test_every_sampling_field_reaches_the_engine() -> None:
+    fields = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 11, "repetition_penalty": 1.1,
+        "presence_penalty": 0.5, "frequency_penalty": 0.25, "min_tokens": 2, "ignore_eos": True, "max_tokens": 9,
+    }  # fmt: skip
+    params = params_of(chat(**fields, stop=["a", "b"]), 0)
+    assert {name: getattr(params, name) for name in fields} == fields
+    assert params.stop == ("a", "b")
+    assert params_of(chat(seed=11), 2).seed == 13
+    assert params_of(chat(top_k=-1), 0).top_k == 0
+    assert params_of(chat(stop="x", temperature=None), 0).stop == ("x",)
+    assert params_of(chat(), 0).max_tokens is None
+
+
+def test_what_cannot_be_loaded_is_refused_by_the_check(tmp_path: Path, model: Path) -> None:
+    check_model(model)
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + b"\x00" * 64)
+    for path in (broken, tmp_path / "missing.gguf"):
+        with pytest.raises(ModelStoreError, match=path.name):
+            check_model(path)
+
+
+@pytest.mark.model
+async def test_the_real_model_follows_a_simple_instruction() -> None:
+    from adapters.config import goodgate_home
+
+    store = ModelStore(goodgate_home())
+    if DEFAULT_MODEL not in [each.name for each in store.list()]:
+        store.pull(DEFAULT_MODEL)
+    async with started(Path(DEFAULT_MODEL), goodgate_home(), kv_cache_mib=64) as adapter:
+        chunks = await collect(adapter, chat("What is the capital of France?", max_tokens=24, temperature=0))
+        assert "Paris" in text_of(chunks)
+        assert [each.id for each in await adapter.models()] == [DEFAULT_MODEL]
