@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
+from rich import box
 from rich.markup import escape as escape_markup
 from rich.table import Table
 
@@ -48,34 +49,33 @@ def publish(result: RaceResult, folder: Path) -> None:
 def ranking_table(result: RaceResult) -> Table:
     """The ranking for a terminal."""
     slo = result.scenario.slo
-    table = Table(title=escape_markup(headline(result)), title_justify="left", title_style="bold")
+    table = Table(title=escape_markup(headline(result)), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.caption_justify = "left"
-    table.caption = "goodput: highest rate that held; interval: where it may lie; latencies at that rate"
-    table.add_column("rank", justify="right")
-    table.add_column("engine", style="bold", overflow="fold")
-    table.add_column("goodput", justify="right", no_wrap=True)
-    table.add_column(f"{result.scenario.confidence:.0%} interval", justify="right", no_wrap=True)
-    table.add_column(f"TTFT p50 / p{slo.percentile:g}", justify="right", no_wrap=True)
-    table.add_column(f"TPOT p50 / p{slo.percentile:g}", justify="right", no_wrap=True)
-    table.add_column("in time", justify="right", no_wrap=True)
+    table.caption = f"goodput: highest rate that held ({slo.percentile:g} % in time); latencies at that rate"
+    table.add_column("rank", justify="right", no_wrap=True)
+    table.add_column("engine", style="bold", no_wrap=True, overflow="ellipsis", min_width=9)
+    headings = ["goodput", f"{result.scenario.confidence:.0%} interval", f"TTFT p{slo.percentile:g}"]
+    for heading in [*headings, f"TPOT p{slo.percentile:g}", "in time"]:
+        table.add_column(heading, justify="right", no_wrap=True)
     for engine in result.engines:
-        if engine.goodput is None:
-            table.add_row("-", escape_markup(engine.name), "-", "-", "-", "-", "-")
-            continue
-        pairs = [
-            f"{milliseconds(engine.headline_quantile(metric, 50))} / "
-            f"{milliseconds(engine.headline_quantile(metric, slo.percentile))}"
-            for metric in ("ttft", "tpot")
-        ]
-        good = sum(sample.severity(slo) <= 1 for sample in engine.headline)
-        rank = str(engine.rank) if engine.rank else "-"
-        table.add_row(
-            rank, escape_markup(engine.name), f"{rate_words(engine.goodput.rate_rps)}/s", interval_words(engine),
-            *pairs, f"{good}/{len(engine.headline)}",
-        )  # fmt: skip
+        table.add_row(str(engine.rank) if engine.rank else "-", escape_markup(engine.name), *_figures(engine, result))
     for reason in result.invalid_reasons:
         table.caption += f"\n{escape_markup(reason)}"
     return table
+
+
+def _figures(engine: EngineResult, result: RaceResult) -> list[str]:
+    slo = result.scenario.slo
+    if engine.goodput is None:
+        return ["-"] * 5
+    good = sum(sample.severity(slo) <= 1 for sample in engine.headline)
+    return [
+        f"{rate_words(engine.goodput.rate_rps)}/s",
+        interval_words(engine),
+        milliseconds(engine.headline_quantile("ttft", slo.percentile)),
+        milliseconds(engine.headline_quantile("tpot", slo.percentile)),
+        f"{good}/{len(engine.headline)}",
+    ]
 
 
 def headline(result: RaceResult) -> str:
@@ -236,7 +236,8 @@ def attainment_plot(result: RaceResult, colours: dict[str, str]) -> dict[str, An
         data.append(
             {
                 "type": "scatter", "mode": "lines+markers", "name": esc(engine.name),
-                "x": [point[0] for point in points], "y": share, "text": hover, "hoverinfo": "text", "line": {"color": colour, "width": 2.5},
+                "x": [point[0] for point in points], "y": share,
+                "text": hover, "hoverinfo": "text", "line": {"color": colour, "width": 2.5},
                 "marker": {"size": 11, "color": colour, "symbol": ["circle" if ok else "circle-open" for ok in held],
                            "line": {"width": 2.5, "color": colour}},
                 "error_y": {"type": "data", "symmetric": False, "thickness": 1.2, "width": 3, "color": colour + "77",
@@ -560,8 +561,8 @@ def _engines(result: RaceResult, colours: dict[str, str]) -> str:
             ]
         )
     why = (
-        "Same plans, same prompts, same output lengths, or no rank: an engine that answers shorter or cannot be checked "
-        "is shown and not compared. The burst is a warm-up with all requests at once; it bounds goodput from above."
+        "Same plans, same prompts, same output lengths, or no rank: an engine that answers shorter or cannot be "
+        "checked is shown and not compared. The burst, all requests at once, is a warm-up; it bounds goodput from above."
     )
     return _section("Do they do the same work?", why, _table(head, rows))
 
@@ -575,7 +576,7 @@ def _invalid(result: RaceResult) -> str:
     if not cells:
         return _section("Invalid cells", "", '<p class="why">None: every cell passed its audits.</p>')
     rows = [
-        [esc(engine.name), f"{cell.rate_rps:g}", _status(cell), esc(cell.reason or "It did not finish.")]
+        [esc(engine.name), rate_words(cell.rate_rps), _status(cell), esc(cell.reason or "It did not finish.")]
         for engine, cell in cells
     ]
     why = (
@@ -595,7 +596,7 @@ def _cells(result: RaceResult, colours: dict[str, str]) -> str:
     pairs = [(engine, cell) for engine in result.engines for cell in engine.cells]
     rows = [
         [
-            str(cell.slot), _dotted(engine.name, colours[engine.engine_id]), f"{cell.rate_rps:g}",
+            str(cell.slot), _dotted(engine.name, colours[engine.engine_id]), rate_words(cell.rate_rps),
             f'<code title="{esc(cell.plan_sha256)}">{esc(cell.plan_sha256[:8])}</code>', _status(cell),
             _verdict(cell, slo.percentile), f"{cell.requests - cell.misses}/{cell.requests}", str(cell.failures),
             milliseconds(cell.ttft(50)), milliseconds(cell.ttft(slo.percentile)), milliseconds(cell.tpot(50)),
