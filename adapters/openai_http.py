@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from types import SimpleNamespace
@@ -44,6 +45,7 @@ KEEPALIVE_S = 4.0  # uvicorn closes idle connections after 5 s, llama.cpp's serv
 PROBE_TIMEOUT_S = 2.0
 DRAIN_TIMEOUT_S = 0.05  # for the empty chunk after [DONE]: it lets the connection be used again
 MAX_PLAIN_BYTES = 4 << 20  # of an answer that is not a stream
+MAX_BODY_AT_ONCE = 1 << 20  # of a request; larger ones go out piece by piece
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
@@ -234,11 +236,11 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
         headers = {"X-Request-Id": request_id}
         note = SimpleNamespace(reused=False)
         try:
-            return await session.post(url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=note)
+            return await session.post(url, data=_payload(body), headers=headers, allow_redirects=False, trace_request_ctx=note)
         except (aiohttp.ServerDisconnectedError, ConnectionError):
             if not note.reused or self._unpooled is None:
                 raise
-        return await self._unpooled.post(url, data=body, headers=headers, allow_redirects=False)
+        return await self._unpooled.post(url, data=_payload(body), headers=headers, allow_redirects=False)
 
     async def _read(self, response: aiohttp.ClientResponse, deadline: float, has_begun: bool) -> bytes:
         try:
@@ -279,6 +281,11 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
         if isinstance(error, aiohttp.ServerDisconnectedError | OSError):
             return EngineUnavailable(f"{who} dropped the connection before it answered.")
         return EngineProtocolError(f"{who} does not speak HTTP as it should.")
+
+
+def _payload(body: bytes) -> bytes | io.BytesIO:
+    """A fresh payload for each try. aiohttp sends a large one piece by piece only if it comes as a file."""
+    return body if len(body) <= MAX_BODY_AT_ONCE else io.BytesIO(body)
 
 
 def _notes_reuse() -> aiohttp.TraceConfig:
