@@ -129,7 +129,7 @@ def compare(
         if as_json:
             typer.echo(json.dumps([change.to_dict() for change in changes], indent=2))
         else:
-            Console().print(comparison_table(changes, str(before), str(after)))
+            Console().print(comparison_table(changes, before.resolve().name, after.resolve().name))
 
 
 @app.command()
@@ -145,7 +145,7 @@ def check(folder: RunFolder) -> None:
         if complaints:
             raise Failure("\n".join(complaints))
         cells = store.query("SELECT count(*) AS n FROM cells WHERE ingested_utc IS NOT NULL")[0]["n"]
-        typer.echo(f"{folder}: {cells} cells verified, all digests, audits and figures agree.")
+        typer.echo(f"{folder}: cells verified: {cells}; all digests, audits and figures agree.")
 
 
 def _run(

@@ -77,7 +77,7 @@ def comparison_table(changes: list[Change], before: str, after: str) -> Table:
     table.add_column("engine", style="bold")
     for heading in (before, after, "change"):
         table.add_column(heading, justify="right", overflow="fold")
-    table.add_column("verdict")
+    table.add_column("verdict", no_wrap=True)
     for change in changes:
         ratio = "-"
         if change.before_rps and change.after_rps is not None:

@@ -562,7 +562,7 @@ def _engines(result: RaceResult, colours: dict[str, str]) -> str:
         )
     why = (
         "Same plans, same prompts, same output lengths, or no rank: an engine that answers shorter or cannot be "
-        "checked is shown and not compared. The burst, all requests at once, is a warm-up; it bounds goodput from above."
+        "checked is shown and not compared. The burst, all at once, is a warm-up and bounds goodput from above."
     )
     return _section("Do they do the same work?", why, _table(head, rows))
 

@@ -1,0 +1,167 @@
+"""The command line as a person meets it: exit codes, one-sentence errors, files, Ctrl-C."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from arena.cli import app
+
+SCENARIO = """
+name: scripted
+model: fake
+workload: {kind: synthetic, prompt: {kind: fixed, tokens: 20}, output: {kind: fixed, tokens: 8}}
+slo: {ttft_ms: 600, tpot_ms: 30}
+search: {start_rps: 2, step: 2, stride: 1, max_rps: 200, max_cells: 2, max_replicates: 1, burst: 4}
+cell: {warmup_s: 0.1, duration_s: 1.0, settle_s: 0}
+"""
+
+
+def arena(*arguments: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **({"GOODGATE_HOME": str(home)} if home else {})}
+    command = [sys.executable, "-m", "arena.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    command = [sys.executable, "-m", "adapters.fake_server", "--ttft-ms", "30", "--itl-ms", "5"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        process.terminate()
+
+
+@pytest.fixture(scope="module")
+def scenario(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("scenario") / "scripted.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(server: str, scenario: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A finished race's folder, and what it printed on stdout."""
+    out = tmp_path_factory.mktemp("run") / "race"
+    done = arena("run", str(scenario), "--targets", f"one={server}/v1@fake", "--out", str(out), "--json", "--seed", "3")
+    assert done.returncode == 0, done.stderr
+    assert "holds" in done.stderr
+    return out, done.stdout
+
+
+def test_a_race_writes_its_files_and_prints_the_summary_as_json(finished: tuple[Path, str]) -> None:
+    out, printed = finished
+    assert json.loads(printed) == json.loads((out / "summary.json").read_text())
+    assert {"arena.duckdb", "report.html", "summary.json", "evidence.json", "spool"} <= {p.name for p in out.iterdir()}
+    engine = json.loads(printed)["engines"][0]
+    assert engine["name"] == "one"
+    assert engine["goodput_rps"] >= 2
+    assert engine["rank"] == [1, 1]
+    assert json.loads((out / "evidence.json").read_text())["slo"]["ttft_ms"] == 600
+
+
+def test_report_writes_a_lost_report_again_and_check_is_content(finished: tuple[Path, str], tmp_path: Path) -> None:
+    out = tmp_path / "copy"
+    shutil.copytree(finished[0], out)
+    (out / "report.html").unlink()
+    again = arena("report", str(out))
+    assert again.returncode == 0
+    assert "one carries" in again.stdout
+    assert (out / "report.html").read_bytes() == (finished[0] / "report.html").read_bytes()
+    checked = arena("check", str(out))
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert "cells verified: 2" in checked.stdout
+
+
+def test_check_finds_a_changed_figure_and_a_damaged_spool(finished: tuple[Path, str], tmp_path: Path) -> None:
+    out = tmp_path / "copy"
+    shutil.copytree(finished[0], out)
+    flattering = json.loads((out / "summary.json").read_text())
+    flattering["engines"][0]["goodput_rps"] *= 10
+    (out / "summary.json").write_text(json.dumps(flattering))
+    spool = sorted((out / "spool").glob("*.jsonl"))[0]
+    spool.write_bytes(spool.read_bytes()[:-40])
+    checked = arena("check", str(out))
+    assert checked.returncode == 1
+    assert "summary.json does not say what the store says" in checked.stderr
+    assert f"{spool.stem}: the spool is damaged" in checked.stderr
+
+
+def test_a_race_compared_with_itself_has_not_changed(finished: tuple[Path, str]) -> None:
+    compared = arena("compare", str(finished[0]), str(finished[0]), "--json")
+    assert compared.returncode == 0
+    assert json.loads(compared.stdout)[0]["words"] == "cannot be told apart"
+    assert "cannot be told apart" in arena("compare", str(finished[0]), str(finished[0])).stdout
+
+
+def test_ctrl_c_leaves_a_readable_partial_result(server: str, scenario: Path, tmp_path: Path) -> None:
+    out = tmp_path / "race"
+    command = [sys.executable, "-m", "arena.cli", "run", str(scenario), "--targets", f"one={server}", "--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "requests/s" in line and "holds" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        rest, complaint = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "The race was interrupted" in complaint
+    assert "Traceback" not in complaint + rest
+    document = json.loads((out / "summary.json").read_text())
+    assert document["valid"] is False
+    assert document["engines"][0]["goodput_rps"] >= 2
+    assert arena("check", str(out)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "chta"], "There is no scenario 'chta'; choose one of: chat"),
+        (["run", "nowhere.yaml"], "There is no file nowhere.yaml"),
+        (["run", "chat", "--engines", "vlmm"], "There is no engine 'vlmm'. Did you mean 'vllm'?"),
+        (["run", "chat", "--engines", "vllm"], "is not installed: run `goodgate engines install vllm`"),
+        (["run", "chat", "--engines", "fake"], "cannot be started from here"),
+        (["run", "chat", "--engines", ","], "--engines names no engine"),
+        (["run", "chat", "--engines", "native"], "goodgate models pull smollm2-135m-instruct"),
+        (["run", "chat", "--targets", "a=localhost:80"], "is not of the form name=http://host:port[@model]"),
+        (["run", "chat", "--targets", "a=http://h:1,a=http://h:2"], "Two contenders are called 'a'"),
+        (["run", "chat", "--targets", "a b=http://h:1"], "cannot be called 'a b'"),
+        (["report", "nowhere"], "nowhere holds no race"),
+        (["check", "nowhere"], "nowhere holds no race"),
+        (["compare", "nowhere", "nowhere"], "nowhere holds no race"),
+        (["run"], "Missing argument"),
+    ],
+)
+def test_misuse_is_told_in_a_sentence_and_ends_with_2(arguments: list[str], told: str, tmp_path: Path) -> None:
+    result = CliRunner(env={"GOODGATE_HOME": str(tmp_path / "empty")}).invoke(app, arguments)
+    assert result.exit_code == 2, result.output
+    assert told in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+
+
+def test_a_race_never_overwrites_another(finished: tuple[Path, str], scenario: Path) -> None:
+    arguments = ["run", str(scenario), "--targets", "a=http://127.0.0.1:1", "--out", str(finished[0])]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "already holds a race" in result.output
+
+
+def test_a_file_that_is_no_store_is_told_and_not_traced(tmp_path: Path) -> None:
+    (tmp_path / "arena.duckdb").write_text("not a database, but long enough to be taken for one" * 100)
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "cannot be read" in result.output
+
+
+@pytest.mark.parametrize("command", ["run", "report", "compare", "check"])
+def test_every_command_explains_itself_with_an_example(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert f"Example: goodgate arena {command}" in result.output
