@@ -28,7 +28,7 @@ from adapters.errors import GoodgateError
 from adapters.launch import EngineProcess
 from arena import audit, results
 from arena.loadgen import Limits, Progress, run_cell
-from arena.plan import CellPlan, Target, build_plan
+from arena.plan import CellPlan, PromptSource, Target, build_plan
 from arena.probe import Found, is_alive, probe, warm_up
 from arena.results import CellResult, EngineNotes, RaceResult, RunNotes
 from arena.scenario import Scenario
@@ -215,10 +215,7 @@ class Course:
         found = await probe(url, model=contender.model, prompt=warm(0), headers=contender.headers)
         start_s = time.monotonic() - started
         entry.target = found.target(entry.name)
-        search = self.scenario.search
-        burst_rps = await warm_up(
-            entry.target, lambda seq: warm(seq + 1), search.burst, timeout_s=search.burst_timeout_s
-        )
+        burst_rps = await self._warm_up(entry.target, warm)
         if not entry.outcomes:
             entry.first_rung = self.settings.rung_below(burst_rps * FIRST_RATE_SHARE)
         entry.notes = EngineNotes(
@@ -226,9 +223,19 @@ class Course:
         )
         self._record_engine(entry, found)
         self.show.engine_ready(
-            entry.name, f"up in {start_s:.1f} s, a burst of {search.burst} ran at {burst_rps:.1f} requests/s"
+            entry.name,
+            f"up in {start_s:.1f} s, a burst of {self.scenario.search.burst} ran at {burst_rps:.1f} requests/s",
         )
         await asyncio.sleep(self.scenario.cell.settle_s)
+
+    async def _warm_up(self, target: Target, prompts: PromptSource) -> float:
+        """Two bursts, a small one for whatever is still cold, and the one that is counted; requests a second."""
+        search = self.scenario.search
+        small = math.ceil(search.burst / 4)
+        await warm_up(target, lambda seq: prompts(1 + seq), small, timeout_s=search.burst_timeout_s)
+        return await warm_up(
+            target, lambda seq: prompts(1 + small + seq), search.burst, timeout_s=search.burst_timeout_s
+        )
 
     async def _run_cell(self, entry: Entry, step: Probe) -> None:
         assert entry.target is not None

@@ -192,7 +192,7 @@ def _run(
         command=shlex.join(["goodgate", "arena", *sys.argv[2:]]) if "arena" in sys.argv[1:2] else "",
     )
     console = Console(stderr=as_json)
-    console.print(_opening(card.scenario, [contender.name for contender in contenders]), highlight=False)
+    console.print(_opening(scenario, [contender.name for contender in contenders]), highlight=False, soft_wrap=True)
     with RaceScreen(console, [contender.name for contender in contenders], scenario.slo.percentile) as screen:
         result = asyncio.run(_interruptible(race(card, screen)))
     publish(result, folder)

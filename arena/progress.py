@@ -83,10 +83,9 @@ class RaceScreen:
         self._bars.update(self._tasks[name], completed=share, words=words)
 
     def _line(self, name: str, markup: str) -> None:
-        seconds = time.monotonic() - self._started
-        self._console.print(
-            f"[dim]{seconds:6.1f} s[/]  [bold]{escape(name.ljust(self._width))}[/]  {markup}", highlight=False
-        )
+        seconds = f"[dim]{time.monotonic() - self._started:6.1f} s[/]"
+        who = f"[bold]{escape(name.ljust(self._width))}[/]"
+        self._console.print(f"{seconds}  {who}  {markup}", highlight=False, soft_wrap=True)
 
 
 def verdict_words(cell: CellResult, percentile: float) -> str:

@@ -3,7 +3,7 @@
 Goodput is the highest offered Poisson rate at which the latency targets hold. The search walks a ladder of rates that
 all engines share (`start * step ** rung`), so that every engine meets the same plan at the same rung:
 
-    bracket   climb or descend by strides until one rung holds and a higher one does not
+    bracket   climb or descend by growing strides until one rung holds and a higher one does not
     refine    halve the gap (in log rate) until the two are neighbours
     confirm   repeat both neighbours with fresh plans until they are proven or the repeats are used up
 
@@ -161,10 +161,11 @@ def next_probe(outcomes: Sequence[Outcome], settings: SearchSettings, *, first_r
 
 
 def _extend(low: Rung | None, high: Rung | None, rungs: Sequence[Rung], settings: SearchSettings) -> Probe | None:
-    """One side of the bracket is still open: move on by a stride, or confirm the end of the ladder."""
+    """One side of the bracket is still open: move on, each time by a longer stride, or confirm the ladder's end."""
     edge = low or high
     assert edge is not None
-    wanted = edge.rung + settings.stride if low else edge.rung - settings.stride
+    stride = settings.stride + rungs[-1].rung - rungs[0].rung  # s, 2s, 4s, ...: a bad first guess costs few cells
+    wanted = edge.rung + stride if low else edge.rung - stride
     target = min(max(wanted, settings.min_rung), settings.max_rung)
     if target != edge.rung:
         return _probe(target, rungs, settings)
