@@ -84,6 +84,7 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
     load_metrics: ClassVar[LoadMetrics | None] = None
     health_path: ClassVar[str] = "/health"
     token_prompts: ClassVar[bool] = False
+    keeps_connections: ClassVar[bool] = True  # False: it closes them after each stream, so none is pooled
 
     def __init__(self, options: H) -> None:
         super().__init__(options)
@@ -100,24 +101,21 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
         """Make the client. The engine itself may come later: its health says when."""
         if self._pooled is not None:
             return
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         key = self.options.api_key or secret(self.options.api_key_env)
+        self._pooled = self._client(key, keeps_connections=self.keeps_connections)
+        self._unpooled = self._client(key, keeps_connections=False)
+
+    def _client(self, key: str, *, keeps_connections: bool) -> aiohttp.ClientSession:
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.options.connect_timeout_s)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
-        self._pooled = aiohttp.ClientSession(
-            connector=connector,
+        kept = {"keepalive_timeout": KEEPALIVE_S} if keeps_connections else {"force_close": True}
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, **kept),
             headers=headers,
-            timeout=timeout,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.options.connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             trace_configs=[_notes_reuse()],
-        )
-        self._unpooled = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            headers=headers,
-            timeout=timeout,
-            cookie_jar=aiohttp.DummyCookieJar(),
         )
 
     async def close(self) -> None:
@@ -233,14 +231,20 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
     async def _post(
         self, session: aiohttp.ClientSession, url: str, body: bytes, request_id: str
     ) -> aiohttp.ClientResponse:
-        headers = {"X-Request-Id": request_id}
         note = SimpleNamespace(reused=False)
+
+        async def send(client: aiohttp.ClientSession) -> aiohttp.ClientResponse:
+            headers = {"X-Request-Id": request_id}
+            return await client.post(
+                url, data=_payload(body), headers=headers, allow_redirects=False, trace_request_ctx=note
+            )
+
         try:
-            return await session.post(url, data=_payload(body), headers=headers, allow_redirects=False, trace_request_ctx=note)
-        except (aiohttp.ServerDisconnectedError, ConnectionError):
+            return await send(session)
+        except aiohttp.ClientConnectionError:  # the pool had a connection that the engine was closing
             if not note.reused or self._unpooled is None:
                 raise
-        return await self._unpooled.post(url, data=_payload(body), headers=headers, allow_redirects=False)
+        return await send(self._unpooled)
 
     async def _read(self, response: aiohttp.ClientResponse, deadline: float, has_begun: bool) -> bytes:
         try:

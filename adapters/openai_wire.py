@@ -39,6 +39,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     defaults: Mapping[str, object] = {}  # sent where the caller did not choose, keyed by the engine's names
     conversions: Mapping[str, Callable[[Any], object]] = {}  # of values, keyed by our names
     completion_logprobs_look_like_chat: bool = False
+    counts_each_choice: bool = False  # a usage for each choice, where others send one for all
 
 
 # ---------------------------------------------------------------------------------------------------------- requests
@@ -164,6 +165,7 @@ class StreamReader:
         self._splitter = EventSplitter()
         self._num_choices = request.num_choices
         self._converts_logprobs = dialect.completion_logprobs_look_like_chat and not isinstance(request, ChatRequest)
+        self._counts_each_choice = dialect.counts_each_choice and self._num_choices > 1
         self._finished: set[int] = set()
         self._num_pieces = 0
         self._text_offsets = [0] * self._num_choices
@@ -206,9 +208,17 @@ class StreamReader:
             raise self._not_openai() from error
         if _holds_something(payload.error) or payload.object == "error" or event.event == "error":
             raise self._as_stream_error(event.data)
-        self._usage = payload.usage or self._usage
+        if payload.usage is not None:
+            self._usage = self._plus(payload.usage) if self._counts_each_choice else payload.usage
         chunks = (self._read_choice(choice) for choice in payload.choices or ())
         return [chunk for chunk in chunks if chunk is not None]
+
+    def _plus(self, usage: _Usage) -> _Usage:
+        """The account so far and that of one more choice. The prompt is the same one, and counts once."""
+        if self._usage is None:
+            return usage
+        total = (self._usage.completion_tokens or 0) + (usage.completion_tokens or 0)
+        return msgspec.structs.replace(self._usage, completion_tokens=total)
 
     def _as_stream_error(self, data: bytes) -> Exception:
         error = error_from_event(self._engine, data)

@@ -26,7 +26,6 @@ class Adapter(OpenAIHTTPAdapter[HTTPOptions]):
     engine = "openvino"
     Options = HTTPOptions
     token_prompts = True
-    in_process = True
     dialect = Dialect(parameters=frozenset(LIMITS | SAMPLING | PENALTIES))
     load_metrics = LoadMetrics(
         running="openvino:requests_running",

@@ -2,6 +2,7 @@
 
 - `max_completion_tokens` is its name for the limit in chats (openai/chat_completion/protocol.py).
 - It ignores fields that it does not know, so only those of the list below are sent. `best_of` and `suffix` are gone.
+- The seed -1 means "random" there; to the caller it is a seed like any other, so another number stands for it.
 - At most four stop strings (VLLM_MAX_STOP_STRINGS): more is its own 400, which names the field.
 - The finish reason may come with text, and `repetition` is one of its reasons for stopping.
 - The port opens after the model is loaded, so `/health` means ready; it turns 503 when the engine behind it has died.
@@ -36,6 +37,7 @@ class Adapter(OpenAIHTTPAdapter[HTTPOptions]):
     dialect = Dialect(
         parameters=frozenset(LIMITS | SAMPLING | PENALTIES | DETAILS | CHAT),
         chat_limit="max_completion_tokens",
+        conversions={"seed": lambda seed: 2**63 - 1 if seed == -1 else seed},
     )
     load_metrics = LoadMetrics(
         running="vllm:num_requests_running",

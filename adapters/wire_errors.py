@@ -114,7 +114,7 @@ def _from_fields(fields: dict[str, Any]) -> Complaint:
         message=message[:MAX_MESSAGE],
         type=str(fields.get("type") or ""),
         code="" if code is None else str(code),
-        param=param if isinstance(param, str) and param else None,
+        param=param.removeprefix("body.") if isinstance(param, str) and param else None,
     )
 
 

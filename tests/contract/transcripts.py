@@ -78,9 +78,10 @@ LLAMA_CHAT_TWO = events(
         _chat([_delta({"content": "Hello"}, index=1)]),
         _chat([_delta({"content": " world"}, index=1)]),
         _chat([_delta({}, "length", index=1)]),
+        _chat([], usage=USAGE, timings=_TIMINGS),  # one for each choice
         _chat([_delta({"content": " world"}, index=0)]),
         _chat([_delta({}, "length", index=0)]),
-        _chat([], usage={**USAGE, "completion_tokens": 4}, timings=_TIMINGS),
+        _chat([], usage=USAGE, timings=_TIMINGS),
     ]
 )
 LLAMA_COMPLETION = events(
