@@ -90,9 +90,10 @@ def headline(result: RaceResult) -> str:
         return f"No engine held the limits at any rate that was tried{'' if len(ranked) > 1 else f' ({best.name})'}"
     if len(ranked) == 1:
         return carries
-    peers = [engine.name for engine in ranked[1:] if engine.rank and engine.rank.lo == 1]
-    if peers:
-        return f"{carries}; {_and([best.name, *peers])} cannot be told apart"
+    tied = [engine for engine in ranked if engine.rank and engine.rank.lo == 1]
+    if len(tied) > 1:
+        rates = _and([rate_words(engine.goodput.rate_rps) for engine in tied if engine.goodput])
+        return f"{_and([engine.name for engine in tied])} cannot be told apart ({rates} requests/s)"
     second = ranked[1]
     assert second.goodput is not None
     if second.goodput.rate_rps == 0:
@@ -144,7 +145,7 @@ def render(result: RaceResult) -> str:
             _kicker(result),
             f"<h1>{esc(headline(result))}</h1>",
             f'<p class="lead">Goodput: the highest offered Poisson rate at which {slo.percentile:g} % of requests get '
-            f"their first token within {slo.ttft_ms:g} ms and the next ones every {slo.tpot_ms:g} ms.</p>",
+            f"their first token within {slo.ttft_ms:g} ms and wait at most {slo.tpot_ms:g} ms a token after it.</p>",
             _notices(result),
             _standing(result, colours),
             *([_attainment(slo.percentile), curves, distributions] if _has_samples(result) else []),
@@ -297,7 +298,7 @@ def _latency_plot(
             {
                 "type": "scatter", "mode": "lines+markers", "x": x, "y": [min(high, v) if v else None for v in values],
                 "text": words, "line": {"color": colour, "width": 2.5}, "showlegend": False, "cliponaxis": False,
-                "marker": {"size": [12 if end else 8 for end in ends], "color": colour,
+                "marker": {"size": [12 if end else 8 for end in ends], "color": colour, "opacity": 1,
                            "symbol": ["triangle-up" if end else "circle" for end in ends]},
                 "hovertemplate": f"{esc(name)}<br>{place}: %{{text}}<extra></extra>",
             }

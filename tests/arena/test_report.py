@@ -99,7 +99,7 @@ def test_the_headline_claims_a_lead_only_where_the_ranks_do() -> None:
     clear = race(engine("a", holds_at=8, rank=RankSet(1, 1)), engine("b", holds_at=4, rank=RankSet(2, 2)))
     assert headline(clear) == "a carries 4.00 requests/s, 2.0 times what b carries (2.00)"
     tied = race(engine("a", holds_at=5, rank=RankSet(1, 2)), engine("b", holds_at=4, rank=RankSet(1, 2)))
-    assert headline(tied) == "a carries 2.38 requests/s; a and b cannot be told apart"
+    assert headline(tied) == "a and b cannot be told apart (2.38 and 2.00 requests/s)"
     assert headline(race(engine("a", rank=RankSet(1, 1)))) == "a carries 2.00 requests/s"
     assert headline(race(engine("a", unranked=("It died.",)))) == "No engine could be ranked"
     assert headline(race()) == "No engine could be ranked"
