@@ -90,7 +90,7 @@ class Installable(Protocol):
 def launch(
     engine: str, *, home: Path, model_name: str, options: Mapping[str, Any] | None = None, port: int | None = None
 ) -> EngineProcess:
-    """The process that will serve the model, not yet started. What is known to be wrong is raised now, as a sentence."""
+    """The process that will serve the model, not yet started. What is already known to be wrong is raised here."""
     from adapters.registry import adapter_class
 
     adapter = adapter_class(engine)

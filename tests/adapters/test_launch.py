@@ -46,6 +46,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path == "/crash":
             os.kill(os.getpid(), signal.SIGSEGV)
+            time.sleep(60)  # the signal may reach another thread, and this one must not answer meanwhile
         self.send_response(503 if "sick" in mode else 200)
         self.end_headers()
     def log_message(self, *args):

@@ -9,12 +9,14 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 
+from adapters.config import goodgate_home
 from adapters.errors import EngineUnavailable, InvalidRequest
 from adapters.launch import launch
-from adapters.model_store import Model, ModelMissing
+from adapters.model_store import DEFAULT_MODEL, Model, ModelMissing
 from adapters.recipes import Environment, InstallFailed, llama_cpp, native, openvino, vllm
 
 PACKAGES = {"acme-engine": "1.2", "torch": "9"}
@@ -218,3 +220,30 @@ def test_an_engine_that_is_not_installed_and_a_model_that_is_not_here_say_what_t
 async def test_the_fake_is_launched_under_the_name_of_a_model_that_is_not_here(tmp_path: Path) -> None:
     async with launch("fake", home=tmp_path, model_name="imaginary") as process:
         assert process.is_running
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.parametrize("engine", ["llama_cpp", "openvino"])
+async def test_an_installed_engine_answers_a_chat_and_is_gone_afterwards(engine: str) -> None:
+    home = goodgate_home()
+    try:
+        process = launch(engine, home=home, model_name=DEFAULT_MODEL)
+    except EngineUnavailable as error:
+        pytest.skip(error.message)
+    question = {"role": "user", "content": "What is the capital of France? One short sentence."}
+    body = {"model": DEFAULT_MODEL, "messages": [question], "max_tokens": 24, "temperature": 0}
+    async with process, aiohttp.ClientSession(process.url) as client:
+        async with client.post("/v1/chat/completions", json=body) as response:
+            answer = await response.json()
+        assert "Paris" in answer["choices"][0]["message"]["content"]
+        assert answer["usage"]["prompt_tokens"] == 41  # every engine must count the same template alike
+    assert not process.is_running
+
+
+def test_the_page_about_engines_explains_every_launch_option() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
+    for recipe in (vllm, llama_cpp, openvino):
+        section = page.partition(f"\n### {recipe.ENGINE}\n")[2].partition("\n##")[0]
+        for option in recipe.Options.__struct_fields__:
+            assert f"| `{option}` |" in section, f"{recipe.ENGINE}: {option}"
