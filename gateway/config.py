@@ -277,9 +277,12 @@ def _read_secret(source: str, name: str, key: str, where: str) -> str:
             raise ConfigError(f"The environment variable {name!r} named by `{key}` is not set ({where}).")
         return value
     try:
-        return Path(name).expanduser().read_text().strip()
+        value = Path(name).expanduser().read_text().strip()
     except OSError as error:
         raise ConfigError(f"Cannot read the file {name!r} named by `{key}`: {error.strerror} ({where}).") from error
+    if not value:
+        raise ConfigError(f"The file {name!r} named by `{key}` is empty ({where}).")
+    return value
 
 
 def _check_options(options: Mapping[str, Any], adapter: AdapterClass, where: str) -> None:

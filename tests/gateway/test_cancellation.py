@@ -14,14 +14,16 @@ from tests.gateway.rig import HELLO, Gateway, Reply, Script, Start, Upstream, fa
 
 UpstreamOf = Callable[[Script], Awaitable[Upstream]]
 NOTICED_WITHIN_S = 0.5
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
-async def ask_and_leave(gateway: Gateway, after: Callable[[asyncio.StreamReader], Awaitable[object]], **fields: object) -> None:
+async def ask_and_leave(
+    gateway: Gateway, after: Callable[[asyncio.StreamReader], Awaitable[object]], **fields: object
+) -> None:
     """Send a request on a socket of its own, and close that when `after` has returned."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     body = json.dumps({**HELLO, **fields}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    writer.write(HEAD % len(body) + body)
     await after(reader)
     writer.close()
 
@@ -171,8 +173,7 @@ async def test_f13_a_client_that_reads_nothing_is_cut_off_and_the_engine_stops(
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
         client.setblocking(False)
         await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", gateway.port))
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        await asyncio.get_running_loop().sock_sendall(client, head.encode() + body)
+        await asyncio.get_running_loop().sock_sendall(client, HEAD % len(body) + body)
         await until(lambda: upstream.num_generations == 1)
         await until(lambda: upstream.num_closed == 1)
     await until(lambda: gateway.dispatcher.in_flight == 0)

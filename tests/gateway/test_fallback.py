@@ -1,4 +1,4 @@
-"""Before the first byte a failed attempt is repeated elsewhere; which failures, how often, and what the client then sees."""
+"""Before the first byte a failed attempt is repeated elsewhere; which failures, how often, and what the client sees."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def pair(first: dict[str, Any], second: dict[str, Any], **fields: Any) -> dict[s
 
 
 @pytest.mark.parametrize(
-    "script", [refusing(500), refusing(503), refusing(502, b"<html>"), rst_at_once, headers_then_rst, error_as_first_event]
+    "script",
+    [refusing(500), refusing(503), refusing(502, b"<html>"), rst_at_once, headers_then_rst, error_as_first_event],
 )
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_g24_a_failure_before_the_first_byte_is_answered_by_the_other_replica(
@@ -71,7 +72,9 @@ async def test_g24_a_failure_before_the_first_byte_is_answered_by_the_other_repl
     assert (bad.num_generations, good.num_generations) == (1, 1)
 
 
-async def test_f03_a_silent_engine_is_given_up_at_its_deadline_and_closed(start: Start, upstream_of: UpstreamOf) -> None:
+async def test_f03_a_silent_engine_is_given_up_at_its_deadline_and_closed(
+    start: Start, upstream_of: UpstreamOf
+) -> None:
     bad, good = await upstream_of(silent), await upstream_of(whole)
     gateway = await start(pair(bad.replica(first_token_timeout_s=0.2), good.replica()))
     status, _, headers = await gateway.chat()
@@ -99,7 +102,11 @@ async def test_a_whole_answer_that_breaks_half_way_is_made_anew_because_nobody_h
     ("status", "body", "code"),
     [
         (400, b'{"error":{"message":"bad temperature","type":"BadRequestError","code":400}}', None),
-        (400, b'{"error":{"message":"maximum context length is 8","code":"context_length_exceeded"}}', "context_length_exceeded"),
+        (
+            400,
+            b'{"error":{"message":"maximum context length is 8","code":"context_length_exceeded"}}',
+            "context_length_exceeded",
+        ),
     ],
 )
 async def test_the_callers_own_mistake_is_not_tried_again(

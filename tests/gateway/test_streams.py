@@ -102,11 +102,15 @@ async def test_w08_the_official_client_raises_on_a_broken_stream(
     upstream = await upstream_of(script)
     gateway = await start(model(upstream.replica()))
     stream = await gateway.openai.chat.completions.create(**HELLO, stream=True)
-    text = ""
-    with pytest.raises(openai.APIError):
+    text: list[str] = []
+
+    async def read() -> None:
         async for chunk in stream:
-            text += chunk.choices[0].delta.content or ""
-    assert text == "ab"
+            text.append(chunk.choices[0].delta.content or "")
+
+    with pytest.raises(openai.APIError):
+        await read()
+    assert "".join(text) == "ab"
 
 
 async def test_g16_done_inside_the_text_does_not_end_the_stream(start: Start, upstream_of: UpstreamOf) -> None:
