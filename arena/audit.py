@@ -90,7 +90,7 @@ def audit_cell(
 ) -> list[Finding]:
     """All findings of a cell, the damning and the harmless. `schedule_ns` is the whole plan, cool-down included."""
     measured = [row for row in rows if row.measured]
-    findings = [client_lag(measured, lag_budget_ms), unsent(measured), cached_prompts(measured)]
+    findings = [is_measured(measured), client_lag(measured, lag_budget_ms), unsent(measured), cached_prompts(measured)]
     findings.append(backlog(rows, rate_rps=rate_rps, from_ns=warmup_ns, to_ns=horizon_ns))
     if poisson_arrivals:
         findings += arrivals(schedule_ns, rate_rps)
@@ -106,6 +106,14 @@ def verdict(
         if failed:
             return effect, " ".join(finding.words for finding in failed)
     return "ok", None
+
+
+def is_measured(measured: Sequence[Row]) -> Finding:
+    """At a low rate, chance may put no arrival into the window; such a cell says nothing."""
+    count = len(measured)
+    return Finding(
+        "measured_requests", count > 0, count, 1, "invalid_client", "No request fell into the measured window."
+    )
 
 
 def client_lag(measured: Sequence[Row], budget_ms: float) -> Finding:

@@ -36,9 +36,9 @@ from arena.search import Outcome, Probe, next_probe
 from arena.store import CellRecord, EngineRecord, RunRecord, Store
 from arena.workload import CellKey, prompt_source
 
-# Goodput lies below the throughput of a burst, which no latency limit holds back. 0.6 is a first guess; the search
+# Goodput lies below the throughput of a burst, which no latency limit holds back. 0.75 is a first guess; the search
 # corrects it.
-FIRST_RATE_SHARE = 0.6
+FIRST_RATE_SHARE = 0.75
 MAX_INVALID_IN_A_ROW = 3
 
 
@@ -256,7 +256,9 @@ class Course:
         )
         deadline_s = self.scenario.slo.deadline_s(self.scenario.longest_output)
         cell = self.scenario.cell
-        self.show.cell_starting(entry.name, step.rate_rps, cell.warmup_s + cell.duration_s + deadline_s / 2)
+        self.show.cell_starting(
+            entry.name, step.rate_rps, cell.warmup_s + cell.window_s(step.rate_rps) + deadline_s / 2
+        )
         run = await run_cell(
             plan,
             entry.target,
@@ -296,7 +298,7 @@ class Course:
         return build_plan(
             f"{entry.name}-{step.rate_rps:g}rps-{replicate}",
             rate_rps=step.rate_rps,
-            duration_s=self.scenario.cell.duration_s,
+            duration_s=self.scenario.cell.window_s(step.rate_rps),
             warmup_s=self.scenario.cell.warmup_s,
             cooldown_s=self.scenario.slo.deadline_s(self.scenario.longest_output) + 1,
             prompts=prompt_source(self.scenario.workload, key, prompts_text=self.card.prompts_text),

@@ -28,6 +28,7 @@ from arena.stats import Verdict, attainment_interval, holds, quantile
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")  # Okabe-Ito first
 CHECK_NAMES = {
+    "measured_requests": "requests in the window",
     "client_lag_p99_ms": "client on time (p99 lag, ms)",
     "unsent_requests": "requests that never left",
     "cached_prompt_share": "prompt tokens from prefix cache",
@@ -482,7 +483,7 @@ def _at(value: float, span: tuple[float, float]) -> float:
 
 
 def _workload(result: RaceResult) -> str:
-    scenario, slo, cell = result.scenario, result.scenario.slo, result.scenario.cell
+    scenario, slo = result.scenario, result.scenario.slo
     rows = [
         ("scenario", f"{scenario.title or scenario.name}"),
         ("limits", f"p{slo.percentile:g} TTFT {slo.ttft_ms:g} ms, p{slo.percentile:g} TPOT {slo.tpot_ms:g} ms, joint"),
@@ -490,11 +491,17 @@ def _workload(result: RaceResult) -> str:
         ("as counted", _counted_words(result)),
         ("answers", f"{length_words(scenario.workload.output)}, temperature 0, end of text ignored"),
         ("arrivals", "Poisson, open loop, one seeded schedule for all engines"),
-        ("cells", f"{cell.warmup_s:g} s warm-up, {cell.duration_s:g} s measured, load kept up until the last answer"),
+        ("cells", _cell_words(scenario)),
         ("order", f"{_order_words(result)}"),
         ("seed", f"{result.seed}"),
     ]
     return _facts("What was asked", rows)
+
+
+def _cell_words(scenario: Scenario) -> str:
+    cell = scenario.cell
+    longer = f"longer until {cell.min_requests} requests are expected"
+    return f"{cell.warmup_s:g} s warm-up, {cell.duration_s:g} s measured ({longer}), load kept up until the last answer"
 
 
 def _prompt_words(scenario: Scenario) -> str:

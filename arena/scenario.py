@@ -98,7 +98,11 @@ class Cell(Strict, frozen=True, kw_only=True):
 
     warmup_s: Seconds = 4.0
     duration_s: Positive = 30.0
+    min_requests: Count = 6  # at a low rate the window is prolonged until so many are expected
     settle_s: Seconds = 1.0
+
+    def window_s(self, rate_rps: float) -> float:
+        return max(self.duration_s, self.min_requests / rate_rps)
 
 
 class Search(Strict, frozen=True, kw_only=True):

@@ -164,7 +164,9 @@ def _extend(low: Rung | None, high: Rung | None, rungs: Sequence[Rung], settings
     """One side of the bracket is still open: move on, each time by a longer stride, or confirm the ladder's end."""
     edge = low or high
     assert edge is not None
-    stride = settings.stride + rungs[-1].rung - rungs[0].rung  # s, 2s, 4s, ...: a bad first guess costs few cells
+    stride = max(
+        settings.stride, rungs[-1].rung - rungs[0].rung
+    )  # s, s, 2s, 4s, ...: a bad first guess costs few cells
     wanted = edge.rung + stride if low else edge.rung - stride
     target = min(max(wanted, settings.min_rung), settings.max_rung)
     if target != edge.rung:

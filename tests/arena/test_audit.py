@@ -60,6 +60,14 @@ def test_a_client_that_sends_late_invalidates_the_cell() -> None:
     assert "30.00 ms behind schedule" in reason
 
 
+def test_a_cell_without_a_measured_request_is_invalid_and_not_a_pass() -> None:
+    warm_up_only = [replace(r, measured=False) for r in poisson_rows(10, 20)]
+    assert verdict(list(audited(warm_up_only).values())) == (
+        "invalid_client",
+        "No request fell into the measured window.",
+    )
+
+
 def test_a_request_that_never_left_invalidates_the_cell() -> None:
     rows = poisson_rows(10, 20)
     rows[7] = replace(rows[7], status="unsent", sent_ns=None, first_gen_ns=None, last_gen_ns=None, done_ns=None)

@@ -27,7 +27,7 @@ model: fake
 workload: {kind: synthetic, prompt: {kind: fixed, tokens: 20}, output: {kind: fixed, tokens: 8}}
 slo: {ttft_ms: 600, tpot_ms: 30}
 search: {start_rps: 1, step: 1.5, stride: 2, max_rps: 200, max_cells: 3, max_replicates: 1, burst: 12}
-cell: {warmup_s: 0.2, duration_s: 1.3, settle_s: 0.05}
+cell: {warmup_s: 0.2, duration_s: 1.1, settle_s: 0.05}
 """
 
 
@@ -106,11 +106,11 @@ def _logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def raced(tmp_path_factory: pytest.TempPathFactory) -> tuple[RaceResult, Path, Log]:
-    """One race: an engine of four times the capacity against two equal ones."""
+    """One race: an engine of eight times the capacity against two equal ones."""
     out, log = tmp_path_factory.mktemp("race"), Log()
     with (
-        scripted(*PACE, "--max-concurrent", "2") as slow,
-        scripted(*PACE, "--max-concurrent", "2") as twin,
+        scripted(*PACE, "--max-concurrent", "1") as slow,
+        scripted(*PACE, "--max-concurrent", "1") as twin,
         scripted(*PACE, "--max-concurrent", "8") as fast,
     ):
         contenders = [Contender(name=name, url=url) for name, url in (("slow", slow), ("twin", twin), ("fast", fast))]
@@ -119,7 +119,7 @@ def raced(tmp_path_factory: pytest.TempPathFactory) -> tuple[RaceResult, Path, L
     return result, out, log
 
 
-def test_the_engine_with_four_times_the_capacity_wins(raced: tuple[RaceResult, Path, Log]) -> None:
+def test_the_engine_with_eight_times_the_capacity_wins(raced: tuple[RaceResult, Path, Log]) -> None:
     result = raced[0]
     best = result.engines[0]
     assert best.name == "fast"
@@ -177,6 +177,7 @@ def test_the_files_of_a_race_check_out_until_one_is_touched(raced: tuple[RaceRes
     assert any(complaint.startswith("evidence.json") for complaint in complaints)
 
 
+@pytest.mark.slow
 def test_engines_that_do_not_start_or_die_are_told_with_their_last_words_and_the_race_goes_on(tmp_path: Path) -> None:
     server = [sys.executable, "-m", "adapters.fake_server", "--port", "PORT", *PACE]
     dies = (
@@ -190,7 +191,7 @@ def test_engines_that_do_not_start_or_die_are_told_with_their_last_words_and_the
         launched("healthy", *server),
     ]
     log = Log()
-    text = SCENARIO.replace("max_cells: 3", "max_cells: 1").replace("duration_s: 1.3", "duration_s: 2.5")
+    text = SCENARIO.replace("max_cells: 3", "max_cells: 1").replace("duration_s: 1.1", "duration_s: 2.5")
     result = asyncio.run(race(card(tmp_path, contenders, text=text), log))
     by_name = {engine.name: engine for engine in result.engines}
     assert by_name["healthy"].rank is not None
@@ -203,6 +204,33 @@ def test_engines_that_do_not_start_or_die_are_told_with_their_last_words_and_the
     assert not result.is_valid
     assert {"broken", "mortal"} == {reason.split(":")[0] for reason in result.invalid_reasons}
     assert "out of luck" in render(result)
+
+
+@pytest.mark.slow
+def test_in_the_second_round_engines_take_their_turns_in_reverse_and_only_one_is_up_at_a_time(tmp_path: Path) -> None:
+    server = [sys.executable, "-m", "adapters.fake_server", "--port", "PORT", "--ttft-ms", "5", "--itl-ms", "1"]
+    up: list[EngineProcess] = []
+
+    def watched(contender: Contender) -> Contender:
+        make = contender.process
+        assert make is not None
+
+        def process() -> EngineProcess:
+            assert not any(engine.is_running for engine in up)
+            up.append(make())
+            return up[-1]
+
+        return Contender(name=contender.name, process=process)
+
+    text = (
+        SCENARIO.replace("max_cells: 3", "max_cells: 2").replace("duration_s: 1.1", "duration_s: 0.4") + "rounds: 2\n"
+    )
+    log = Log()
+    result = asyncio.run(race(card(tmp_path, [watched(launched(name, *server)) for name in "ab"], text=text), log))
+    assert log.judged == ["a", "b", "b", "a"]
+    assert len(up) == 4
+    assert result.notes.residency == "one"
+    assert not any(engine.is_running for engine in up)
 
 
 def test_an_interrupted_race_stops_its_engines_and_keeps_what_it_has(tmp_path: Path) -> None:

@@ -92,6 +92,12 @@ def test_the_deadline_is_when_both_limits_are_used_up() -> None:
     assert parse(GOOD, source="x").slo.deadline_s(8) == pytest.approx(0.5 + 7 * 0.05)
 
 
+def test_a_slow_cell_is_prolonged_until_it_may_hold_enough_requests() -> None:
+    cell = parse(GOOD, source="x").cell
+    assert cell.window_s(100) == 30
+    assert cell.window_s(0.1) == pytest.approx(cell.min_requests / 0.1)
+
+
 def test_a_scenario_survives_its_way_through_the_store() -> None:
     scenario = parse(GOOD, source="x")
     assert Scenario.from_json(scenario.to_json()) == scenario
