@@ -12,6 +12,7 @@ import pytest
 from native_engine.async_engine import AsyncEngine, Delta
 from native_engine.config import EngineConfig
 from native_engine.errors import EngineStopped, InvalidParams, PromptTooLong
+from native_engine.gguf import BadModelFile
 from native_engine.loading import LoadedModel, load
 from native_engine.sampling_params import SamplingParams
 from tests.native_engine.tiny_llama import ENGINE_CONFIG, EOS, write_tiny_llama
@@ -32,7 +33,7 @@ def loaded(folder: Path, kernel_cache: Path) -> LoadedModel:
 
 @pytest.fixture
 async def engine(loaded: LoadedModel) -> AsyncIterator[AsyncEngine]:
-    engine = AsyncEngine(loaded)
+    engine = AsyncEngine(lambda: loaded)
     yield engine
     engine.close()
 
@@ -141,7 +142,7 @@ async def test_an_id_in_use_is_refused_and_the_first_request_goes_on(engine: Asy
 async def test_when_the_engine_thread_dies_every_request_fails_and_none_hangs(
     loaded: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = AsyncEngine(loaded)
+    engine = AsyncEngine(lambda: loaded)
     runner: Any = loaded.engine._runner
     steps = 0
     run = runner.run
@@ -169,7 +170,7 @@ async def test_when_the_engine_thread_dies_every_request_fails_and_none_hangs(
 
 
 async def test_closing_the_engine_fails_what_is_open_and_refuses_what_comes(loaded: LoadedModel) -> None:
-    engine = AsyncEngine(loaded)
+    engine = AsyncEngine(lambda: loaded)
     open_request = asyncio.create_task(collect(engine, PROMPT, SamplingParams(temperature=0, ignore_eos=True), "open"))
     await until_running(engine, 1)
     engine.close()
@@ -198,8 +199,13 @@ async def test_an_event_loop_that_is_gone_takes_only_its_own_requests_along(engi
     await orphan.aclose()
 
 
+def test_a_model_that_cannot_be_loaded_fails_in_the_caller(tmp_path: Path) -> None:
+    with pytest.raises(BadModelFile, match="no model at"):
+        AsyncEngine.load(tmp_path / "nothing", ENGINE_CONFIG)
+
+
 def test_the_face_tells_what_a_server_needs_to_know(loaded: LoadedModel) -> None:
-    engine = AsyncEngine(loaded)
+    engine = AsyncEngine(lambda: loaded)
     try:
         assert engine.max_model_len == 256
         assert engine.chat_template == "{{ messages }}"
