@@ -1,4 +1,6 @@
-"""Another Goodgate, or any server that speaks OpenAI as ours does: a launched engine whose own adapter works in process only.
+"""Another Goodgate, or any server that speaks OpenAI as ours does.
+
+It is also how the gateway talks to an engine that it has launched and whose own adapter works in process only.
 
 Every field is passed on. What the engine behind the peer cannot honour, the peer refuses, naming it.
 """

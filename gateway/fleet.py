@@ -183,7 +183,8 @@ class Fleet:
     async def _connect(self, replica: Replica) -> None:
         """Start the engine if it is ours to start, then the adapter; READY or UNHEALTHY as its health says."""
         if replica.config.launch and replica.process is None:
-            process = launch(
+            process = await asyncio.to_thread(  # it looks at files and may convert the model
+                launch,
                 replica.engine,
                 home=self._home,
                 model_name=replica.config.model or "",

@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 
 from adapters.base import Health
+from gateway import logs
 from gateway.config import HealthConfig
 from gateway.fleet import Fleet, Replica, State
+
+_log = logs.logger("health")
 
 NO_RESTART = "It is not restarted automatically; restart the gateway."
 
@@ -37,6 +40,9 @@ async def probe(fleet: Fleet, replica: Replica, timeout_s: float) -> None:
             load = await replica.adapter.load()
     except TimeoutError:
         health = Health(False, f"It did not answer a health probe within {timeout_s:g} s.")
+    except Exception as error:  # the adapter breaks its contract; the other replicas must still be probed
+        logs.error(_log, "a health probe failed", error=error, replica=replica.name)
+        health = Health(False, f"Its health probe failed ({type(error).__name__}); see the log.")
     else:
         fleet.note_load(replica, load)
     fleet.mark(replica, State.READY if health.ready else State.UNHEALTHY, health.reason)

@@ -76,14 +76,21 @@ class EventStream:
         self._is_writing = False
 
     async def finish(self) -> None:
-        await self.send(DONE)
-        await self._response.write_eof()
+        await self._end_with(DONE)
 
     async def fail(self, error: GoodgateError) -> None:
         """Tell a client that is still there that its answer is not whole."""
         if self.is_open:
-            await self.send(b"data: " + envelope.body(error) + b"\n\n")
+            await self._end_with(b"data: " + envelope.body(error) + b"\n\n")
+
+    async def _end_with(self, event: bytes) -> None:
+        await self.send(event)
+        self._is_writing = True  # the end waits for the client too, and no comment may follow it
+        try:
             await self._response.write_eof()
+        except ConnectionError as error:
+            raise ClientLeft from error
+        self.close()
 
     def close(self) -> None:
         if self._watch is not None:

@@ -114,7 +114,7 @@ class OpenAIHandlers:
         if isinstance(requests[0].stream_options, StreamOptions):
             raise InvalidRequest("`stream_options` needs `stream: true`.", param="stream_options")
         async with self._dispatcher.open(requests, trace) as answer:
-            fold = dialect.fold(_head(answer, dialect, trace), num_choices=_num_choices(requests))
+            fold = dialect.fold(_head(answer, dialect), num_choices=_num_choices(requests))
             async for chunk in answer:
                 if chunk.usage is not None:
                     answer.account(chunk.usage)
@@ -134,9 +134,11 @@ class OpenAIHandlers:
             trace.code = error.code or error.type
             await stream.fail(error)
         except asyncio.CancelledError:
-            if self._dispatcher.is_cut_off and stream.has_begun:
-                await stream.fail(envelope.shutting_down())
-            raise
+            if not (self._dispatcher.is_cut_off and stream.is_open):
+                raise
+            error_event = envelope.shutting_down()
+            trace.code = error_event.code or ""
+            await stream.fail(error_event)
         except Exception as error:
             if not stream.has_begun:
                 raise
@@ -152,7 +154,7 @@ class OpenAIHandlers:
     ) -> None:
         async with self._dispatcher.open(requests, trace) as answer:
             events = dialect.events(
-                _head(answer, dialect, trace),
+                _head(answer, dialect),
                 num_choices=_num_choices(requests),
                 with_usage=requests[0].wants_usage,
             )
@@ -196,8 +198,8 @@ def _prompts(prompt: str | list[int | str | list[int]]) -> list[Prompt]:
     return list(token_lists)
 
 
-def _head(answer: Answer, dialect: Dialect, trace: Trace) -> AnswerHead:
-    return AnswerHead.new(dialect.id_prefix, trace.request_id, answer.model)
+def _head(answer: Answer, dialect: Dialect) -> AnswerHead:
+    return AnswerHead.new(dialect.id_prefix, answer.model)
 
 
 def _num_choices(requests: Sequence[GenerateRequest]) -> int:

@@ -9,6 +9,7 @@ Every token passes through `event`, so what does not change within an answer is 
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -30,8 +31,8 @@ class AnswerHead(Struct, frozen=True, kw_only=True):
     created: int
 
     @classmethod
-    def new(cls, prefix: str, request_id: str, model: str) -> AnswerHead:
-        return cls(id=f"{prefix}-{request_id}", model=model, created=int(time.time()))
+    def new(cls, prefix: str, model: str) -> AnswerHead:
+        return cls(id=f"{prefix}-{secrets.token_hex(12)}", model=model, created=int(time.time()))
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

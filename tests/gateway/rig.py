@@ -1,9 +1,9 @@
 """A gateway on a real socket for a test, and engines to put behind it.
 
-    gateway = await start({"models": [...]})          # a running gateway; gateway.url, gateway.dispatcher, gateway.fleet
+    gateway = await start(model(fake()))      # a running gateway; gateway.url, gateway.dispatcher, gateway.fleet
     upstream = await upstream_of(script)              # an HTTP engine whose every byte is in the test
 
-Every test ends with the check that nothing is left behind: no task, no open generation.
+Every test ends with the check that no task is left behind.
 """
 
 from __future__ import annotations

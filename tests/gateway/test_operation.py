@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -154,6 +155,48 @@ async def test_f19_what_does_not_finish_in_time_is_told_so(start: Start, upstrea
     status, body, _ = await whole
     assert (status, body["error"]["code"]) == (503, "overloaded")
     await until(lambda: upstream.num_closed == 2)
+
+
+async def test_a_stream_cut_off_by_draining_is_followed_by_nothing(start: Start, upstream_of: UpstreamOf) -> None:
+    async def endless(reply: Reply) -> None:
+        await reply.begin()
+        await reply.piece("a")
+        await reply.until_left()
+
+    gateway = await start(model((await upstream_of(endless)).replica()))
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    body = json.dumps({**HELLO, "stream": True}).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    received = await reader.readuntil(b'"a"')
+    await gateway.dispatcher.drain(0.1)
+    async with asyncio.timeout(0.5):
+        received += await reader.readuntil(b"0\r\n\r\n")
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.2):
+            received += await reader.read()
+    writer.close()
+    assert received.count(b"HTTP/1.1 ") == 1
+    assert received.endswith(b"0\r\n\r\n")
+    assert b'"overloaded"' in received
+
+
+async def test_an_adapter_whose_probe_fails_does_not_end_the_probing_of_others(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await start(model(fake("broken"), fake("sound")), health={"interval_s": 0.05})
+    broken, sound = gateway.fleet.replicas
+    probes = 0
+
+    async def fail() -> None:
+        nonlocal probes
+        probes += 1
+        raise KeyError("x")
+
+    monkeypatch.setattr(broken.adapter, "health", fail)
+    await until(lambda: probes >= 3)
+    assert not broken.is_ready
+    assert sound.is_ready
 
 
 def put_model(home: Path, name: str) -> None:
