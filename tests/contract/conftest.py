@@ -20,7 +20,7 @@ from tests.contract.tiny_model import CONTEXT, write_tiny_model
 from tests.contract.twin import Reply, Twin
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-HTTP_ENGINES = ("vllm", "llama_cpp", "openvino")
+HTTP_ENGINES = ("vllm", "llama_cpp", "openvino", "goodgate_peer")
 
 
 def chat(**fields: Any) -> ChatRequest:
@@ -40,7 +40,7 @@ class Subject(ABC):
     """One engine under test. Its adapter is made, but started by the test."""
 
     engine: str
-    refused: tuple[str, Any]  # a field that it cannot honour, with a value
+    refused: tuple[str, Any] | None  # a field that it cannot honour, with a value; a peer leaves that to the peer
     adapter: EngineAdapter[Any]
 
     def __init__(self, engine: str) -> None:
@@ -68,7 +68,9 @@ class Subject(ABC):
 
 
 class HTTPSubject(Subject):
-    refused = ("suffix", "end")
+    def __init__(self, engine: str) -> None:
+        super().__init__(engine)
+        self.refused = None if engine == "goodgate_peer" else ("suffix", "end")
 
     async def set_up(self, stack: AsyncExitStack) -> None:
         self.twin = await stack.enter_async_context(Twin())
@@ -78,7 +80,7 @@ class HTTPSubject(Subject):
         self.answers()
 
     def transcript(self, name: str) -> bytes:
-        prefix = {"vllm": "VLLM", "llama_cpp": "LLAMA", "openvino": "OPENVINO"}[self.engine]
+        prefix = {"vllm": "VLLM", "llama_cpp": "LLAMA", "openvino": "OPENVINO", "goodgate_peer": "PEER"}[self.engine]
         recorded: bytes = getattr(transcripts, f"{prefix}_{name}")
         return recorded
 
@@ -101,6 +103,7 @@ class HTTPSubject(Subject):
             "vllm": {"message": "Input length (9000) exceeds model's maximum context length (4096).", "code": 400},
             "llama_cpp": {"message": "too many tokens", "type": "exceed_context_size_error", "n_ctx": 4096},
             "openvino": {"message": "The prompt is too long.", "code": "context_length_exceeded"},
+            "goodgate_peer": {"message": "The prompt is too long.", "code": "context_length_exceeded"},
         }[self.engine]
         self.twin.reply(CHAT, Reply.plain(400, {"error": error}))
         return chat()

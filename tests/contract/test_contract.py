@@ -64,6 +64,8 @@ async def test_every_choice_finishes_once_and_the_account_covers_all(subject: Su
 
 async def test_a_field_that_the_engine_cannot_honour_is_refused_with_field_and_engine(subject: Subject) -> None:
     await subject.adapter.start()
+    if subject.refused is None:
+        pytest.skip("a peer refuses for itself, and names the field in its answer")
     field, value = subject.refused
     make = completion if field in {"suffix"} else chat
     with pytest.raises(UnsupportedParameter, match=f"{subject.engine}.*{field}") as caught:

@@ -520,6 +520,9 @@ KNOWN = {
     | {"max_completion_tokens", "min_tokens", "repetition_penalty", "reasoning_effort"},
     "llama_cpp": COMMON | TOOLS | DETAILS | {"max_tokens", "repeat_penalty", "repeat_last_n"},
     "openvino": COMMON | {"max_tokens", "min_tokens", "repetition_penalty"},
+    "goodgate_peer": (
+        COMMON | TOOLS | DETAILS | {"max_tokens", "min_tokens", "repetition_penalty", "reasoning_effort"}
+    ),
 }
 
 
@@ -662,12 +665,15 @@ async def test_a_url_with_v1_at_its_end_is_the_same_engine() -> None:
 
 
 async def test_load_is_read_from_the_engines_own_metrics(http_subject: HTTPSubject) -> None:
-    text = METRICS[http_subject.engine]
+    text = METRICS.get(http_subject.engine, "")
     http_subject.twin.reply("/metrics", Reply.plain(200, text.encode(), "text/plain"))
-    kv_usage, hit_rate = {"vllm": (0.25, 0.25), "llama_cpp": (None, None), "openvino": (0.25, None)}[
-        http_subject.engine
-    ]
-    assert await http_subject.adapter.load() == Load(3, 1, kv_usage, hit_rate)
+    told = {
+        "vllm": Load(3, 1, 0.25, 0.25),
+        "llama_cpp": Load(3, 1),
+        "openvino": Load(3, 1, 0.25),
+        "goodgate_peer": Load(),
+    }
+    assert await http_subject.adapter.load() == told[http_subject.engine]
 
 
 async def test_load_is_unknown_where_the_engine_does_not_tell_or_tells_nonsense(http_subject: HTTPSubject) -> None:

@@ -120,6 +120,11 @@ OPENVINO_COMPLETION = events(
     ]
 )
 
+# Another Goodgate: an opening role, deltas, an empty delta with the finish reason, heartbeats as comments.
+_HEARTBEAT = b": keep-alive\n\n"
+PEER_CHAT = _HEARTBEAT + LLAMA_CHAT.replace(b":\n\n", _HEARTBEAT)
+PEER_CHAT_TWO, PEER_COMPLETION = VLLM_CHAT_TWO, VLLM_COMPLETION
+
 METRICS = {
     "openvino": (
         "# TYPE openvino:requests_running gauge\nopenvino:requests_running 3\n"
