@@ -185,9 +185,9 @@ class EngineProcess:
             return
         assert process.stdin is not None
         process.stdin.close()  # the supervisor takes it from here, even if this task is cancelled now
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), self.spec.stop_grace_s + _SUPERVISOR_SLACK_S)
-        except TimeoutError:
+        if process.returncode in (None, -signal.SIGKILL):  # the supervisor hangs, or somebody has killed it
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()

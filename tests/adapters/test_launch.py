@@ -32,7 +32,7 @@ open(f"{pids}/{os.getpid()}", "w").close()
 if "worker" in mode:
     code = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); " \\
            "open(os.environ['PID_FOLDER'] + '/' + str(os.getpid()), 'w').close(); time.sleep(600)"
-    subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    subprocess.Popen([sys.executable, "-c", code], start_new_session="loyal" not in mode)
 if "deaf" in mode:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("loading", flush=True)
@@ -255,6 +255,16 @@ def test_the_engine_dies_with_a_supervisor_that_is_killed(twin: Twin) -> None:
         twin.wait_for(1)
         os.kill(supervisor, signal.SIGKILL)
         twin.wait_for(0)
+
+
+async def test_stop_cleans_up_after_a_supervisor_that_was_killed(twin: Twin) -> None:
+    process = twin.process("loyal worker")
+    await process.start()
+    await asyncio.to_thread(twin.wait_for, 2)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    await process.stop()
+    await asyncio.to_thread(twin.wait_for, 0)
 
 
 def test_the_log_of_the_run_before_is_kept_beside_the_new_one(tmp_path: Path) -> None:
