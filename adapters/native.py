@@ -169,7 +169,7 @@ class Adapter(EngineAdapter[NativeOptions]):
         account = _Account(request.num_choices)
         try:
             prompt_ids = await self._encode(engine, request)
-            _check_context(len(prompt_ids), request.token_limit, engine.max_model_len)
+            _check_context(len(prompt_ids), request, engine.max_model_len)
             streams = [
                 engine.generate(prompt_ids, params_of(request, index), request_id=f"{request_id}/{index}")
                 for index in range(request.num_choices)
@@ -282,12 +282,13 @@ async def _merged(
             await stream.aclose()
 
 
-def _check_context(num_prompt_tokens: int, limit: int | None, max_model_len: int) -> None:
-    if num_prompt_tokens + (limit or 0) > max_model_len:
+def _check_context(num_prompt_tokens: int, request: GenerateRequest, max_model_len: int) -> None:
+    limit = request.token_limit or 0
+    if num_prompt_tokens + limit > max_model_len:
         raise ContextLengthExceeded(
-            f"The prompt has {num_prompt_tokens} tokens and asks for {limit or 0} more, "
+            f"The prompt has {num_prompt_tokens} tokens and asks for {limit} more, "
             f"but the context of the model holds {max_model_len}.",
-            param="messages",
+            param="messages" if isinstance(request, ChatRequest) else "prompt",
         )
 
 

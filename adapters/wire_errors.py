@@ -26,6 +26,7 @@ from adapters.errors import (
     ModelNotFound,
     Overloaded,
     Unauthorized,
+    UnsupportedParameter,
 )
 
 MAX_MESSAGE = 500
@@ -47,6 +48,13 @@ _BY_STATUS: dict[int, type[GoodgateError]] = {
     503: Overloaded,
     504: EngineTimeout,
     529: Overloaded,
+}
+
+# Our own codes, as another Goodgate and the OpenVINO server write them.
+_STATUS_OF_CODE = {
+    kind.code: kind.status
+    for kind in (InvalidRequest, UnsupportedParameter, ContextLengthExceeded, ModelNotFound, Overloaded, EngineTimeout)
+    if kind.code
 }
 
 # How engines say that prompt and answer do not fit: llama.cpp by type, OpenAI by code, vLLM, TGI and others in words.
@@ -79,8 +87,8 @@ def error_from_response(engine: str, status: int, body: bytes, retry_after: str 
 
 def error_from_event(engine: str, data: bytes) -> GoodgateError:
     """The error for an error event in a stream; the status it would have had is in its code, where there is one."""
-    complaint = read_complaint(data)
-    status = int(complaint.code) if complaint.code.isdigit() else 500
+    code = read_complaint(data).code
+    status = int(code) if code.isdecimal() and len(code) == 3 else _STATUS_OF_CODE.get(code, 500)
     return error_from_response(engine, status if 400 <= status < 600 else 500, data)
 
 

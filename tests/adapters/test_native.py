@@ -129,8 +129,9 @@ async def test_min_tokens_above_max_tokens_is_a_fault_of_the_request(adapter: Ad
 async def test_prompt_and_limit_together_must_fit_the_context(adapter: Adapter) -> None:
     fits = completion("x" * 12, max_tokens=CONTEXT - 12, ignore_eos=True, temperature=0)
     assert (await collect(adapter, fits))[-2].finish_reason == "length"
-    with pytest.raises(ContextLengthExceeded, match=str(CONTEXT)):
+    with pytest.raises(ContextLengthExceeded, match=str(CONTEXT)) as caught:
         await collect(adapter, completion("x" * 12, max_tokens=CONTEXT - 11))
+    assert caught.value.param == "prompt"
 
 
 async def test_without_a_limit_a_chat_goes_on_to_the_end_of_the_context(adapter: Adapter) -> None:

@@ -348,6 +348,18 @@ async def test_w07_an_error_under_status_200_is_an_error(http_subject: HTTPSubje
         assert (type(error), error.message) == (InvalidRequest, "top_p is out of range")
 
 
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [("context_length_exceeded", ContextLengthExceeded), ("overloaded", Overloaded), ("engine_failed", EngineFailed),
+     ("unsupported_parameter", InvalidRequest), (9999, EngineFailed), ("\u00b2\u00b2\u00b2", EngineFailed)],
+)  # fmt: skip
+async def test_an_error_event_before_any_text_is_told_apart_by_its_code(
+    http_subject: HTTPSubject, code: str | int, kind: type[GoodgateError]
+) -> None:
+    body = {"error": {"message": "no", "type": "t", "param": None, "code": code}}
+    assert type(await failure(http_subject, Reply.stream(event(body)))) is kind
+
+
 async def test_an_answer_that_is_no_stream_is_a_clean_error(http_subject: HTTPSubject) -> None:
     for reply in (Reply.plain(200, {"choices": []}), Reply.plain(200, b"<html>", "text/html")):
         assert type(await failure(http_subject, reply)) is EngineProtocolError
