@@ -55,20 +55,32 @@ INLINE vfloat splat(float x) { return (vfloat){0} + x; }
 INLINE vfloat select(vint mask, vfloat yes, vfloat no) { return (vfloat)((mask & (vint)yes) | (~mask & (vint)no)); }
 INLINE vfloat larger(vfloat a, vfloat b) { return select(a > b, a, b); }
 
-INLINE float sum_lanes(vfloat v) { /* always the same tree */
-    float a[LANES];
-    *(vfloat *)a = v;
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) a[i] += a[i + width];
-    return a[0];
+/* Reductions over the lanes, always along the same tree. */
+#define SWAP_HALVES ((vint){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7})
+#define SWAP_QUARTERS ((vint){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11})
+#define SWAP_PAIRS ((vint){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13})
+#define SWAP_NEIGHBOURS ((vint){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14})
+#ifdef __clang__
+#define SHUFFLE(v, order)                                                                                              \
+    ({ vfloat moved; for (int lane = 0; lane < LANES; lane++) moved[lane] = (v)[(order)[lane]]; moved; })
+#else
+#define SHUFFLE(v, order) __builtin_shuffle(v, order)
+#endif
+
+INLINE float sum_lanes(vfloat v) {
+    v += SHUFFLE(v, SWAP_HALVES);
+    v += SHUFFLE(v, SWAP_QUARTERS);
+    v += SHUFFLE(v, SWAP_PAIRS);
+    v += SHUFFLE(v, SWAP_NEIGHBOURS);
+    return v[0];
 }
 
 INLINE float max_lanes(vfloat v) {
-    float a[LANES];
-    *(vfloat *)a = v;
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) a[i] = a[i] > a[i + width] ? a[i] : a[i + width];
-    return a[0];
+    v = larger(v, SHUFFLE(v, SWAP_HALVES));
+    v = larger(v, SHUFFLE(v, SWAP_QUARTERS));
+    v = larger(v, SHUFFLE(v, SWAP_PAIRS));
+    v = larger(v, SHUFFLE(v, SWAP_NEIGHBOURS));
+    return v[0];
 }
 
 /* e^x for x <= 88: range reduction by powers of two, then a polynomial (relative error below 2e-7). Below -87 it is 0. */
@@ -185,6 +197,13 @@ INLINE void attend(const Attention *a, int64_t row, int64_t first_head, int64_t 
     for (int64_t start = 0; start < known; start += block_size) {
         const int64_t at = ((int64_t)table[start / block_size] * a->kv_heads + kv_head) * dim * block_size;
         const scalar *keys = a->keys + at, *values = a->values + at;
+        if (start + block_size < known) { /* the next block is elsewhere: the hardware does not foresee it */
+            const int64_t next = ((int64_t)table[start / block_size + 1] * a->kv_heads + kv_head) * dim * block_size;
+            for (int i = 0; i < dim * block_size; i += 64 / (int)sizeof(scalar)) {
+                __builtin_prefetch(a->keys + next + i);
+                __builtin_prefetch(a->values + next + i);
+            }
+        }
         const int64_t left = known - start;
         const int count = left < block_size ? (int)left : block_size;
 
