@@ -219,9 +219,13 @@ class Knee:
     hang together). Checked on simulated queues of known capacity in tests/arena/test_search.py.
     """
 
-    MIN_DESIGN_EFFECT = 4.0
+    MIN_DESIGN_EFFECT = 5.0
+    UNDERREAD = 1.3  # an autocorrelation time read off a short series comes out too small
     STEEPNESS = (2.0, 64.0)
     GRID = 400
+    REACH = (
+        3.0  # the knee is looked for within this factor of the tested rates; the data say nothing of what lies beyond
+    )
 
     def __init__(self, outcomes: Sequence[Outcome], settings: SearchSettings) -> None:
         self._outcomes = [outcome for outcome in outcomes if outcome.requests]
@@ -230,7 +234,7 @@ class Knee:
     @cached_property
     def log_rates(self) -> NDArray[np.float64]:
         rates = [outcome.rate_rps for outcome in self._outcomes] or [self._settings.start_rps]
-        return np.linspace(math.log(min(rates) / 16), math.log(max(rates) * 16), self.GRID)
+        return np.linspace(math.log(min(rates) / self.REACH), math.log(max(rates) * self.REACH), self.GRID)
 
     @cached_property
     def weights(self) -> NDArray[np.float64]:
@@ -243,7 +247,7 @@ class Knee:
                 np.minimum(steepness * (outcome.rate_rps / knees - 1), 50.0)
             )
             misses, met = outcome.counted_misses, outcome.requests - outcome.counted_misses
-            weight = 1 / max(outcome.design_effect, self.MIN_DESIGN_EFFECT)
+            weight = 1 / max(self.UNDERREAD * outcome.design_effect, self.MIN_DESIGN_EFFECT)
             log_likelihood += weight * (misses * np.log(-np.expm1(-hazard)) - met * np.minimum(hazard, 50.0))
         posterior = np.exp(log_likelihood - log_likelihood.max()).sum(axis=0)
         normalised: NDArray[np.float64] = posterior / posterior.sum()

@@ -18,7 +18,7 @@ SCENARIO = """
 name: scripted
 model: fake
 workload: {kind: synthetic, prompt: {kind: fixed, tokens: 20}, output: {kind: fixed, tokens: 8}}
-slo: {ttft_ms: 600, tpot_ms: 30}
+slo: {ttft_ms: 1000, tpot_ms: 30}
 search: {start_rps: 2, step: 2, stride: 1, max_rps: 200, max_cells: 2, max_replicates: 1, burst: 4}
 cell: {warmup_s: 0.1, duration_s: 1.0, settle_s: 0}
 """
@@ -64,7 +64,7 @@ def test_a_race_writes_its_files_and_prints_the_summary_as_json(finished: tuple[
     assert engine["name"] == "one"
     assert engine["goodput_rps"] >= 2
     assert engine["rank"] == [1, 1]
-    assert json.loads((out / "evidence.json").read_text())["slo"]["ttft_ms"] == 600
+    assert json.loads((out / "evidence.json").read_text())["slo"]["ttft_ms"] == 1000
 
 
 def test_report_writes_a_lost_report_again_and_check_is_content(finished: tuple[Path, str], tmp_path: Path) -> None:

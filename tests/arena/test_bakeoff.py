@@ -25,9 +25,9 @@ SCENARIO = """
 name: scripted
 model: fake
 workload: {kind: synthetic, prompt: {kind: fixed, tokens: 20}, output: {kind: fixed, tokens: 8}}
-slo: {ttft_ms: 600, tpot_ms: 30}
+slo: {ttft_ms: 1000, tpot_ms: 30}
 search: {start_rps: 1, step: 1.5, stride: 2, max_rps: 200, max_cells: 3, max_replicates: 1, burst: 12}
-cell: {warmup_s: 0.2, duration_s: 1.1, settle_s: 0.05}
+cell: {warmup_s: 0.2, duration_s: 0.9, settle_s: 0.05}
 """
 
 
@@ -191,7 +191,7 @@ def test_engines_that_do_not_start_or_die_are_told_with_their_last_words_and_the
         launched("healthy", *server),
     ]
     log = Log()
-    text = SCENARIO.replace("max_cells: 3", "max_cells: 1").replace("duration_s: 1.1", "duration_s: 2.5")
+    text = SCENARIO.replace("max_cells: 3", "max_cells: 1").replace("duration_s: 0.9", "duration_s: 2.5")
     result = asyncio.run(race(card(tmp_path, contenders, text=text), log))
     by_name = {engine.name: engine for engine in result.engines}
     assert by_name["healthy"].rank is not None
@@ -208,7 +208,19 @@ def test_engines_that_do_not_start_or_die_are_told_with_their_last_words_and_the
 
 @pytest.mark.slow
 def test_in_the_second_round_engines_take_their_turns_in_reverse_and_only_one_is_up_at_a_time(tmp_path: Path) -> None:
-    server = [sys.executable, "-m", "adapters.fake_server", "--port", "PORT", "--ttft-ms", "5", "--itl-ms", "1"]
+    server = [
+        sys.executable,
+        "-m",
+        "adapters.fake_server",
+        "--port",
+        "PORT",
+        "--ttft-ms",
+        "5",
+        "--itl-ms",
+        "1",
+        "--max-concurrent",
+        "1",
+    ]
     up: list[EngineProcess] = []
 
     def watched(contender: Contender) -> Contender:
@@ -223,7 +235,7 @@ def test_in_the_second_round_engines_take_their_turns_in_reverse_and_only_one_is
         return Contender(name=contender.name, process=process)
 
     text = (
-        SCENARIO.replace("max_cells: 3", "max_cells: 2").replace("duration_s: 1.1", "duration_s: 0.4") + "rounds: 2\n"
+        SCENARIO.replace("max_cells: 3", "max_cells: 2").replace("duration_s: 0.9", "duration_s: 0.4") + "rounds: 2\n"
     )
     log = Log()
     result = asyncio.run(race(card(tmp_path, [watched(launched(name, *server)) for name in "ab"], text=text), log))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arena.ranking import SURE
 from arena.search import Knee, Outcome, SearchSettings, estimate, monotone_rates, next_probe, pool, probability_better
 from arena.stats import Verdict, design_effect
 
@@ -152,7 +153,7 @@ def test_the_interval_covers_the_true_goodput_of_a_queue_and_false_proofs_are_ra
     rng = np.random.default_rng(1)
     found = [estimate(simulated_search(rng, service_rate), SETTINGS) for _ in range(100)]
     covered = sum(goodput.lo <= truth and (goodput.hi is None or truth <= goodput.hi) for goodput in found)
-    assert covered >= 84  # 90 % were covered in 400 searches; 84 is three standard errors below
+    assert covered >= 84  # 92 and 95 % were covered in 400 searches; 84 is three standard errors below
     assert sum(goodput.proven and goodput.rate_rps > truth for goodput in found) <= 5
     assert np.median([goodput.rate_rps / truth for goodput in found]) == pytest.approx(1, abs=0.1)
 
@@ -161,12 +162,12 @@ def test_equal_queues_with_different_arrivals_are_hardly_ever_called_different()
     rng = np.random.default_rng(2)
     knees = [Knee(simulated_search(rng, 15.0), SETTINGS) for _ in range(100)]
     better = [probability_better(a, b) for a, b in zip(knees[::2], knees[1::2], strict=True)]
-    assert sum(not 0.005 < probability < 0.995 for probability in better) <= 5
+    assert sum(not 1 - SURE < probability < SURE for probability in better) <= 5
 
 
 def test_a_queue_of_twice_the_capacity_is_told_from_the_other() -> None:
     rng = np.random.default_rng(3)
     slow, fast = (Knee(simulated_search(rng, rate), SETTINGS) for rate in (12.0, 24.0))
-    assert probability_better(fast, slow) > 0.995
+    assert probability_better(fast, slow) > SURE
     assert probability_better(fast, slow) + probability_better(slow, fast) == pytest.approx(1, abs=0.01)
     assert probability_better(slow, slow) == pytest.approx(0.5, abs=0.02)
