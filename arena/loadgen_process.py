@@ -34,6 +34,7 @@ from locust.exception import StopUser
 
 from arena import spool
 from arena.connection import Address, Exchange, Pool
+from arena.cpu_slice import ask_for_short_slices
 from arena.deadline_timer import DeadlineTimer
 from arena.loadgen import Job, Progress, spool_header
 from arena.plan import CellPlan, PlannedRequest, Target, request_body
@@ -108,6 +109,7 @@ class Cell:
         header.epoch_unix_ns = time.time_ns() + self.epoch_ns - time.monotonic_ns()
         header.gc_frozen = not gc.isenabled()
         header.timer = self.sleeper.kind
+        header.cpu_slice_ns = ask_for_short_slices()
         header.locust_version = locust.__version__
         self.writer.write(header)
 

@@ -63,6 +63,7 @@ CREATE TABLE IF NOT EXISTS cells (
     cooldown_exhausted BOOLEAN,
     gc_frozen BOOLEAN,
     timer VARCHAR,
+    cpu_slice_ns BIGINT,
     ingested_utc TIMESTAMP
 );
 

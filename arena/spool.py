@@ -39,6 +39,7 @@ class SpoolHeader(msgspec.Struct, tag_field="row", tag="header", kw_only=True):
     epoch_unix_ns: int | None = None
     gc_frozen: bool | None = None
     timer: str | None = None  # what paced the sends: "timerfd" or "poll"
+    cpu_slice_ns: int | None = None  # the turns the kernel granted this process; NULL also where it cannot say
     locust_version: str | None = None
 
 

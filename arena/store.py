@@ -34,6 +34,10 @@ SCHEMA_VERSION = 1
 CellStatus: TypeAlias = Literal["planned", "ok", "invalid_client", "invalid_cache", "unstable", "aborted"]
 
 
+class StoreError(Exception):
+    """The file is not a store that this program can read."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     run_id: str
@@ -106,12 +110,13 @@ class Store:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._connection = duckdb.connect(str(path), read_only=read_only)
-        if read_only:
-            return
-        self._connection.execute(files("arena").joinpath("schema.sql").read_text())
-        self._connection.execute(files("arena").joinpath("views.sql").read_text())
-        if not self.query("SELECT version FROM schema_meta"):
-            self._insert("schema_meta", {"version": SCHEMA_VERSION, "duckdb_version": duckdb.__version__})
+        try:
+            self._refuse_other_versions(path)
+            if not read_only:
+                self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
 
     def __enter__(self) -> Store:
         return self
@@ -221,6 +226,23 @@ class Store:
             target = str(folder / f"{table}.parquet").replace("'", "''")
             self._connection.execute(f"COPY {table} TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
 
+    def _refuse_other_versions(self, path: Path) -> None:
+        if not self.query("SELECT 1 FROM duckdb_tables() WHERE table_name = 'schema_meta'"):
+            return
+        for row in self.query("SELECT version FROM schema_meta"):
+            if row["version"] != SCHEMA_VERSION:
+                raise StoreError(
+                    f"{path} has schema version {row['version']}, this program reads version {SCHEMA_VERSION}. "
+                    "Its spools can be ingested into a new store."
+                )
+
+    def _prepare(self) -> None:
+        """Views are written anew each time, so that a store is always scored by the current definitions."""
+        self._connection.execute(files("arena").joinpath("schema.sql").read_text())
+        self._connection.execute(files("arena").joinpath("views.sql").read_text())
+        if not self.query("SELECT version FROM schema_meta"):
+            self._insert("schema_meta", {"version": SCHEMA_VERSION, "duckdb_version": duckdb.__version__})
+
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         self._connection.execute("BEGIN")
@@ -261,6 +283,7 @@ class Store:
         """A cell that the audit has judged keeps that judgement."""
         self._connection.execute(
             "UPDATE cells SET ingested_utc = now()::TIMESTAMP, epoch_unix_ns = ?, gc_frozen = ?, timer = ?, "
+            "cpu_slice_ns = ?, "
             "max_in_flight = ?, connections_opened = ?, cooldown_exhausted = ?, "
             "reason = CASE WHEN status = 'planned' THEN ? ELSE reason END, "
             "status = CASE WHEN status = 'planned' THEN ? ELSE status END WHERE cell_id = ?",
@@ -268,6 +291,7 @@ class Store:
                 header.epoch_unix_ns,
                 header.gc_frozen,
                 header.timer,
+                header.cpu_slice_ns,
                 footer.max_in_flight,
                 footer.connections_opened,
                 footer.cooldown_exhausted,

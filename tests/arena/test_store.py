@@ -21,7 +21,7 @@ from arena.loadgen import spool_header
 from arena.plan import CellPlan, Target
 from arena.scripted_engine import Script
 from arena.spool import HealthRow, RequestRow, SpoolError, SpoolFooter, SpoolWriter
-from arena.store import CellRecord, CellSummary, EngineRecord, RunRecord, Store
+from arena.store import CellRecord, CellSummary, EngineRecord, RunRecord, Store, StoreError
 from tests.arena.cells import MS, plan_of
 
 TARGET = Target("http://127.0.0.1:1", "m", "engine")
@@ -303,6 +303,15 @@ def test_the_store_reads_back_after_closing_and_as_parquet(store: Store, tmp_pat
     with duckdb.connect() as connection:
         path = str(tmp_path / "parquet" / "requests.parquet")
         assert connection.execute("SELECT count(*) FROM read_parquet(?)", [path]).fetchall() == [(1,)]
+
+
+def test_a_store_of_another_version_is_refused_with_its_version(store: Store, tmp_path: Path) -> None:
+    store.close()
+    with duckdb.connect(str(tmp_path / "arena.duckdb")) as connection:
+        connection.execute("UPDATE schema_meta SET version = 99")
+    for read_only in (True, False):
+        with pytest.raises(StoreError, match="schema version 99"):
+            Store(tmp_path / "arena.duckdb", read_only=read_only)
 
 
 def test_an_unknown_cell_is_an_error_and_not_an_empty_summary(store: Store) -> None:
