@@ -3,7 +3,7 @@
 A burst is closed-loop and says nothing about latency targets; `arena run` is the verdict. Engines take turns, alone on
 the machine, in the order A B C, C B A, so that a drift of the machine touches all of them alike.
 
-    rows = await burst_table(["native", "vllm"], concurrency=[1, 8, 32], ...)
+    rows = await burst_table({"native": make_native, "vllm": make_vllm}, BurstShape(concurrency=(1, 32)))
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
+from rich.table import Table
 
 from adapters.errors import EngineError, GoodgateError
-from adapters.launch import launch
+from adapters.launch import EngineProcess
 from adapters.sse import EventSplitter
 
 WORDS = "time river stone market window garden engine letter winter summer bridge signal copper silver morning evening"
 WARM_UP_REQUESTS = 4
+PATIENCE = aiohttp.ClientTimeout(total=600)  # a deep burst on a slow machine takes minutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,30 +75,45 @@ class BurstRow:
 
 
 async def burst_table(
-    engines: Sequence[str],
-    *,
-    home: Path,
-    model: str,
-    shape: BurstShape,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    engines: Mapping[str, Callable[[], EngineProcess]], shape: BurstShape, say: Callable[[str], None] = lambda _: None
 ) -> list[BurstRow]:
     """One row per engine and depth. An engine that does not start, or breaks, raises: a table has no holes."""
     bursts: dict[tuple[str, int], list[Burst]] = {}
     rng = random.Random(shape.seed)
     for number in range(shape.passes):
-        for engine in engines if number % 2 == 0 else reversed(engines):
+        for engine in list(engines) if number % 2 == 0 else reversed(list(engines)):
             say(f"{engine}: starting (pass {number + 1} of {shape.passes})")
-            process = launch(engine, home=home, model_name=model, options=(options or {}).get(engine, {}))
-            async with process, aiohttp.ClientSession(process.url) as client:
+            process = engines[engine]()
+            async with process, aiohttp.ClientSession(process.url, timeout=PATIENCE) as client:
                 served = await _served_model(client)
                 await _burst(client, served, WARM_UP_REQUESTS, shape, rng)
                 for depth in shape.concurrency:
-                    say(f"{engine}: {depth} at once")
+                    say(f"{engine}: {depth} at once (pass {number + 1} of {shape.passes})")
                     for _ in range(shape.rounds):
                         burst = await _burst(client, served, depth, shape, rng)
                         bursts.setdefault((engine, depth), []).append(burst)
     return [row(engine, depth, bursts[engine, depth]) for engine in engines for depth in shape.concurrency]
+
+
+def render(rows: Sequence[BurstRow]) -> Table:
+    """One line per engine and depth."""
+    table = Table(box=None, header_style="bold")
+    table.add_column("engine")
+    for heading in ("at once", "tokens/s", "slowest-fastest", "TTFT p50", "TPOT p50", "prompt tokens", "rounds"):
+        table.add_column(heading, justify="right")
+    for each in rows:
+        tpot = "-" if each.tpot_ms is None else f"{each.tpot_ms:.1f} ms"
+        table.add_row(
+            each.engine,
+            str(each.concurrency),
+            f"{each.tokens_per_s:.0f}",
+            f"{each.lo:.0f}-{each.hi:.0f}",
+            f"{each.ttft_ms:.0f} ms",
+            tpot,
+            f"{each.prompt_tokens:.0f}",
+            str(each.rounds),
+        )
+    return table
 
 
 def row(engine: str, depth: int, bursts: Sequence[Burst]) -> BurstRow:

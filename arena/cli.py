@@ -9,19 +9,22 @@ import secrets
 import shlex
 import signal
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import yaml
 from rich.console import Console
 from rich.markup import escape
 
 from adapters.config import goodgate_home
 from adapters.errors import GoodgateError
+from adapters.model_store import DEFAULT_MODEL
 from adapters.registry import UnknownEngine, adapter_class
 
 if TYPE_CHECKING:
@@ -37,6 +40,10 @@ app = typer.Typer(
 )
 
 OK, FAILED, MISUSE = 0, 1, 2
+
+EngineOption = Annotated[
+    list[str] | None, typer.Option("--option", "-o", help="A launch option, as engine.key=value; can be repeated.")
+]
 
 RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The output folder of a race.", show_default=False)]
 
@@ -61,7 +68,7 @@ def run(
     ] = None,
     targets: Annotated[
         list[str] | None,
-        typer.Option(help="A running endpoint, name=url[@model]; several with commas or by repeating the option."),
+        typer.Option(help="A running endpoint, name=url or name=url@model; several with commas or repeated."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Output folder. Default: a new one under GOODGATE_HOME/arena.")
@@ -74,6 +81,7 @@ def run(
     ] = False,
     model: Annotated[str | None, typer.Option(help="Race with this model instead of the scenario's.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Repeat the plans of an earlier race.")] = None,
+    option: EngineOption = None,
 ) -> None:
     """Race engines, print the ranking, write a report.
 
@@ -82,7 +90,42 @@ def run(
     Example: goodgate arena run chat --targets a=http://127.0.0.1:8000,b=http://127.0.0.1:8001@my-model
     """
     with _errors():
-        _run(scenario, engines, targets or [], out, quick, as_json, model, seed)
+        _run(scenario, engines, targets or [], out, quick, as_json, model, seed, option or [])
+
+
+@app.command()
+def burst(
+    engines: Annotated[
+        str | None, typer.Option(help="Engines to start, with commas between. Default: all that are installed.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="A model of `goodgate models list`.")] = DEFAULT_MODEL,
+    concurrency: Annotated[str, typer.Option(help="Requests at once, several depths with commas between.")] = "1,8,32",
+    words: Annotated[int, typer.Option(min=1, help="Words of each prompt; 100 are about 130 tokens.")] = 100,
+    tokens: Annotated[int, typer.Option(min=2, help="Output tokens of each request.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Bursts of each depth, each time an engine is up.")] = 3,
+    passes: Annotated[int, typer.Option(min=1, help="How often each engine is started, in alternating order.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON on stdout.")] = False,
+    option: EngineOption = None,
+) -> None:
+    """A quick look at raw speed: bursts of requests at engines that take turns. No verdict: it knows no latency target.
+
+    Example: goodgate arena burst --engines native,openvino,vllm --concurrency 1,8,32
+    """
+    from arena.burst import BurstShape, burst_table, render
+
+    with _errors():
+        depths = tuple(_count(depth) for depth in concurrency.split(","))
+        names = _names(engines) if engines is not None else []
+        contenders = _engines(names, model, _engine_options(option or []))
+        shape = BurstShape(concurrency=depths, prompt_words=words, output_tokens=tokens, rounds=rounds, passes=passes)
+        starters = {contender.name: contender.process for contender in contenders if contender.process}
+        console = Console(stderr=True)
+        with console.status("starting") as status:
+            rows = asyncio.run(burst_table(starters, shape, say=status.update))
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        Console().print(render(rows))
 
 
 @app.command()
@@ -157,6 +200,7 @@ def _run(
     as_json: bool,
     model: str | None,
     seed: int | None,
+    options: list[str],
 ) -> None:
     from arena.bakeoff import RaceCard, race
     from arena.config import git_sha, host_facts, load_scenario
@@ -173,7 +217,7 @@ def _run(
     contenders = _targets(targets)
     if engines is not None or not contenders:
         wanted = _names(engines) if engines is not None else list(scenario.engines)
-        contenders = _engines(wanted, scenario.model) + contenders
+        contenders = _engines(wanted, scenario.model, {**scenario.options, **_engine_options(options)}) + contenders
     _refuse_duplicates([contender.name for contender in contenders])
     now = datetime.now(UTC)
     run_id = f"{scenario.name}-{now:%Y%m%d-%H%M%S}"
@@ -214,8 +258,8 @@ async def _interruptible(running: Coroutine[Any, Any, RaceResult]) -> RaceResult
     return await running
 
 
-def _engines(names: list[str], model: str) -> list[Contender]:
-    """Contenders that we start: the named ones, or all that are installed."""
+def _engines(names: list[str], model: str, options: Mapping[str, Mapping[str, Any]]) -> list[Contender]:
+    """Contenders that we start, each with its launch options: the named ones, or all that are installed."""
     from adapters.model_store import ModelMissing, ModelStore
     from arena.bakeoff import Contender
     from arena.config import installations
@@ -240,15 +284,39 @@ def _engines(names: list[str], model: str) -> list[Contender]:
     except ModelMissing as error:
         raise Misuse(error.message) from error
     return [
-        Contender(name=name, version=known[name].version or None, process=partial(_process, name, home, model))
+        Contender(
+            name=name,
+            version=known[name].version or None,
+            process=partial(_process, name, home, model, options.get(name, {})),
+            flags=options.get(name, {}),
+        )
         for name in chosen
     ]
 
 
-def _process(name: str, home: Path, model: str) -> EngineProcess:
+def _process(name: str, home: Path, model: str, options: Mapping[str, Any]) -> EngineProcess:
     from adapters.launch import launch
 
-    return launch(name, home=home, model_name=model)
+    return launch(name, home=home, model_name=model, options=options)
+
+
+def _engine_options(values: list[str]) -> dict[str, dict[str, Any]]:
+    """`["llama_cpp.quantization=q8_0"]` -> `{"llama_cpp": {"quantization": "q8_0"}}`; values are YAML scalars."""
+    options: dict[str, dict[str, Any]] = {}
+    for value in values:
+        place, equals, setting = value.partition("=")
+        engine, dot, key = place.partition(".")
+        if not (engine and dot and key and equals):
+            raise Misuse(f"--option {value!r} is not of the form engine.key=value.")
+        adapter_class(engine)
+        options.setdefault(engine, {})[key] = yaml.safe_load(setting)
+    return options
+
+
+def _count(text: str) -> int:
+    if not text.strip().isdigit() or int(text) < 1:
+        raise Misuse(f"--concurrency {text!r} is not a whole number of at least 1.")
+    return int(text)
 
 
 def _targets(values: list[str]) -> list[Contender]:

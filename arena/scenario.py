@@ -126,6 +126,7 @@ class Scenario(Strict, frozen=True, kw_only=True):
     title: str = ""
     model: str
     engines: tuple[str, ...] = ()  # empty: every engine that is installed here
+    options: dict[str, dict[str, Any]] = {}  # launch options of each engine; they are part of the result
     workload: Workload
     slo: SLO
     search: Search = Search()

@@ -20,7 +20,7 @@ MAKE = re.compile(r"\bmake ([a-z]+)")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_path_that_a_page_names_exists(page: Path) -> None:
     named = set(PATH.findall(page.read_text()))
-    missing = sorted(path for path in named if not (ROOT / path).exists())
+    missing = sorted(path for path in named if not (ROOT / path).exists() and "NAME" not in path)
     assert not missing, f"{page.name} names {', '.join(missing)}"
 
 
