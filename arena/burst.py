@@ -84,7 +84,7 @@ async def burst_table(
         for engine in list(engines) if number % 2 == 0 else reversed(list(engines)):
             say(f"{engine}: starting (pass {number + 1} of {shape.passes})")
             process = engines[engine]()
-            async with process, aiohttp.ClientSession(process.url, timeout=PATIENCE) as client:
+            async with process, _client(process.url) as client:
                 served = await _served_model(client)
                 await _burst(client, served, WARM_UP_REQUESTS, shape, rng)
                 for depth in shape.concurrency:
@@ -168,6 +168,13 @@ def _body(model: str, shape: BurstShape, rng: random.Random) -> bytes:
 
 
 async def _ask(client: aiohttp.ClientSession, body: bytes) -> Answer:
+    try:
+        return await _read_answer(client, body)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise EngineError(f"The engine did not answer: {error or type(error).__name__}; look at its log.") from error
+
+
+async def _read_answer(client: aiohttp.ClientSession, body: bytes) -> Answer:
     splitter = EventSplitter()
     stamps: list[float] = []
     usage: dict[str, Any] | None = None
@@ -189,6 +196,11 @@ async def _ask(client: aiohttp.ClientSession, body: bytes) -> Answer:
     if not stamps or usage is None:
         raise EngineError("The engine sent no text or no usage; look at its log.")
     return Answer(stamps[0], stamps[-1], usage["prompt_tokens"], usage["completion_tokens"])
+
+
+def _client(url: str) -> aiohttp.ClientSession:
+    """A connection for each request: some engines (llama.cpp) close it after a stream without saying so."""
+    return aiohttp.ClientSession(url, timeout=PATIENCE, connector=aiohttp.TCPConnector(limit=0, force_close=True))
 
 
 async def _served_model(client: aiohttp.ClientSession) -> str:
