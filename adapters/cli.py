@@ -16,7 +16,7 @@ from rich.table import Table
 
 from adapters.config import goodgate_home
 from adapters.errors import GoodgateError
-from adapters.launch import EngineProcess, launch
+from adapters.launch import EngineProcess, Installable, Launchable, launch
 from adapters.model_store import DEFAULT_MODEL
 from adapters.registry import UnknownEngine, adapter_class, engine_names
 
@@ -68,7 +68,7 @@ def install(name: Name) -> None:
     """
     with reported_errors():
         adapter = adapter_class(name)
-        if not hasattr(adapter, "install"):
+        if not issubclass(adapter, Installable):
             fail(f"{name} is not installed from here. {describe(name).how}")
         adapter.install(goodgate_home(), lambda step: console.print(step, markup=False, highlight=False))
 
@@ -130,7 +130,7 @@ def describe(name: str) -> EngineRow:
         adapter: Any = adapter_class(name)
     except (ImportError, UnknownEngine) as error:
         return EngineRow(name, None, "", f"cannot be loaded: {error}")
-    if not hasattr(adapter, "installed"):
+    if not issubclass(adapter, Launchable):
         return EngineRow(name, None, "", "start it yourself and name its `url` in the configuration")
     state = adapter.installed(goodgate_home())
     return EngineRow(name, state.available, state.version, "" if state.available else state.how)

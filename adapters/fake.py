@@ -24,10 +24,10 @@ from msgspec import Meta, Struct
 
 from adapters.base import Capabilities, EngineAdapter, EngineOptions, Health, Load, ModelInfo
 from adapters.errors import ContextLengthExceeded, EngineFailed, EngineUnavailable, Overloaded, StreamInterrupted
+from adapters.launch import Installation, Launchable, LaunchSpec
 from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Usage
 
 if TYPE_CHECKING:
-    from adapters.launch import Installation, LaunchSpec
     from adapters.model_store import Model
 
 # error: fails before the first token. overloaded: says that it is full. error_event: reports a failure half way.
@@ -65,9 +65,9 @@ class Answer(Struct, frozen=True):
     finish_reason: FinishReason
 
 
-class Adapter(EngineAdapter[FakeOptions]):
+class Adapter(Launchable, EngineAdapter[FakeOptions]):
     engine = "fake"
-    needs_model = False  # for adapters.launch: it borrows only the name of the model that it stands in for
+    needs_model = False
     Options = FakeOptions
     # Nothing is sampled here, so every sampling field is honoured by doing the same as ever.
     capabilities = Capabilities(
@@ -88,15 +88,11 @@ class Adapter(EngineAdapter[FakeOptions]):
 
     @classmethod
     def installed(cls, home: Path) -> Installation:
-        from adapters.launch import Installation
-
         return Installation(available=True, version="built in", how="")
 
     @classmethod
     def launch_spec(cls, *, home: Path, model: Model, port: int, options: Mapping[str, Any]) -> LaunchSpec:
         """The HTTP form in a process of its own, answering under the model's name."""
-        from adapters.launch import LaunchSpec
-
         dials = msgspec.convert({**options, "model": model.name}, FakeOptions)
         flags = tuple(
             f"--{name.replace('_', '-')}={_as_flag(value)}" for name, value in msgspec.to_builtins(dials).items()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import importlib
 import itertools
 import json
 import os
@@ -25,8 +26,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Protocol, cast
+from types import ModuleType, TracebackType
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import aiohttp
 import msgspec
@@ -67,24 +68,36 @@ class Installation(Struct, frozen=True):
     how: str = ""
 
 
-class Launchable(Protocol):
-    """What an adapter class offers beyond `EngineAdapter` when its engine can be started from here.
+class Launchable:
+    """An adapter class whose engine can be started from here, by the recipe that has the engine's name.
 
-    One that only borrows the model's name, as the fake does, says so with `needs_model = False`.
+    A class without a recipe overrides `installed` and `launch_spec`.
     """
 
-    @classmethod
-    def installed(cls, home: Path) -> Installation: ...
+    engine: ClassVar[str]
+    needs_model: ClassVar[bool] = True  # False: only the model's name matters to it
 
     @classmethod
-    def launch_spec(cls, *, home: Path, model: Model, port: int, options: Mapping[str, Any]) -> LaunchSpec: ...
-
-
-class Installable(Protocol):
-    """An adapter class whose engine can be installed from here. `say` receives each step as one line."""
+    def recipe(cls) -> ModuleType:
+        return importlib.import_module(f"adapters.recipes.{cls.engine}")
 
     @classmethod
-    def install(cls, home: Path, say: Callable[[str], None]) -> None: ...
+    def installed(cls, home: Path) -> Installation:
+        installation: Installation = cls.recipe().installed(home)
+        return installation
+
+    @classmethod
+    def launch_spec(cls, *, home: Path, model: Model, port: int, options: Mapping[str, Any]) -> LaunchSpec:
+        spec: LaunchSpec = cls.recipe().launch_spec(home=home, model=model, port=port, options=options)
+        return spec
+
+
+class Installable(Launchable):
+    """An adapter whose engine can be installed from here, too. `say` receives each step as one line."""
+
+    @classmethod
+    def install(cls, home: Path, say: Callable[[str], None]) -> None:
+        cls.recipe().install(home, say)
 
 
 def launch(
@@ -94,28 +107,27 @@ def launch(
     from adapters.registry import adapter_class
 
     adapter = adapter_class(engine)
-    if not hasattr(adapter, "launch_spec"):
+    if not issubclass(adapter, Launchable):
         raise EngineUnavailable(
             f"The engine {engine!r} cannot be started from here; start it yourself and give its url."
         )
-    launchable = cast(Launchable, adapter)
-    installation = launchable.installed(home)
+    installation = adapter.installed(home)
     if not installation.available:
         raise EngineUnavailable(f"The engine {engine!r} is not installed here: {installation.how}")
     model = _model(adapter, home, model_name)
     port = free_port() if port is None else port
     try:
-        spec = launchable.launch_spec(home=home, model=model, port=port, options=options or {})
+        spec = adapter.launch_spec(home=home, model=model, port=port, options=options or {})
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"A launch option of {engine} is wrong: {error}.") from error
     return EngineProcess(spec, home / "logs" / f"{engine}.log")
 
 
-def _model(adapter: type, home: Path, name: str) -> Model:
+def _model(adapter: type[Launchable], home: Path, name: str) -> Model:
     from adapters.model_store import Model, ModelStore
 
-    if not getattr(adapter, "needs_model", True):
-        return Model(name=name, path=home, format="gguf")  # only the name matters to it
+    if not adapter.needs_model:
+        return Model(name=name, path=home, format="gguf")
     return ModelStore(home).get(name)
 
 

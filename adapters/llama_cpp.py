@@ -16,20 +16,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
 from adapters.base import ModelInfo
+from adapters.launch import Installable
 from adapters.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter
 from adapters.openai_wire import Dialect
 from adapters.types import CompletionRequest, GenerateRequest
-
-if TYPE_CHECKING:
-    from adapters.launch import Installation, LaunchSpec
-    from adapters.model_store import Model
 
 LIMITS = {"max_tokens", "max_completion_tokens", "ignore_eos", "stop", "n"}
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"}
@@ -55,7 +50,7 @@ class _Props(Struct):
     default_generation_settings: _Settings
 
 
-class Adapter(OpenAIHTTPAdapter[HTTPOptions]):
+class Adapter(Installable, OpenAIHTTPAdapter[HTTPOptions]):
     engine = "llama_cpp"
     Options = HTTPOptions
     token_prompts = True
@@ -84,21 +79,3 @@ class Adapter(OpenAIHTTPAdapter[HTTPOptions]):
         props = self.decode(await self.get("/props"), _Props)
         context = props.default_generation_settings.n_ctx
         return [ModelInfo(each.id, context) for each in await super().models()]
-
-    @classmethod
-    def installed(cls, home: Path) -> Installation:
-        from adapters.recipes import llama_cpp as recipe
-
-        return recipe.installed(home)
-
-    @classmethod
-    def install(cls, home: Path, say: Callable[[str], None]) -> None:
-        from adapters.recipes import llama_cpp as recipe
-
-        recipe.install(home, say)
-
-    @classmethod
-    def launch_spec(cls, *, home: Path, model: Model, port: int, options: Mapping[str, Any]) -> LaunchSpec:
-        from adapters.recipes import llama_cpp as recipe
-
-        return recipe.launch_spec(home=home, model=model, port=port, options=options)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,12 +27,11 @@ from adapters.errors import (
     InvalidRequest,
     StreamInterrupted,
 )
+from adapters.launch import Launchable
 from adapters.model_store import ModelStore, ModelStoreError
 from adapters.types import ChatRequest, Chunk, GenerateRequest, Usage
 
 if TYPE_CHECKING:
-    from adapters.launch import Installation, LaunchSpec
-    from adapters.model_store import Model
     from native_engine.async_engine import AsyncEngine, Delta
     from native_engine.errors import EngineError as NativeError
     from native_engine.sampling_params import SamplingParams
@@ -62,7 +61,7 @@ _CONFIG_FIELDS = (
 )  # fmt: skip
 
 
-class Adapter(EngineAdapter[NativeOptions]):
+class Adapter(Launchable, EngineAdapter[NativeOptions]):
     engine = "native"
     Options = NativeOptions
     in_process = True
@@ -79,18 +78,6 @@ class Adapter(EngineAdapter[NativeOptions]):
         super().__init__(options)
         self._engine: AsyncEngine | None = None
         self._template: ChatTemplate | None = None
-
-    @classmethod
-    def installed(cls, home: Path) -> Installation:
-        from adapters.recipes import native as recipe
-
-        return recipe.installed(home)
-
-    @classmethod
-    def launch_spec(cls, *, home: Path, model: Model, port: int, options: Mapping[str, Any]) -> LaunchSpec:
-        from adapters.recipes import native as recipe
-
-        return recipe.launch_spec(home=home, model=model, port=port, options=options)
 
     # ------------------------------------------------------------------------------------------------------ lifecycle
 

@@ -12,16 +12,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
+from adapters.launch import Installable
 from adapters.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter
 from adapters.openai_wire import Dialect
-
-if TYPE_CHECKING:
-    from adapters.launch import Installation, LaunchSpec
-    from adapters.model_store import Model
 
 LIMITS = {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n"}
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"}
@@ -30,7 +23,7 @@ DETAILS = {"logprobs", "top_logprobs", "echo"}
 CHAT = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "reasoning_effort"}
 
 
-class Adapter(OpenAIHTTPAdapter[HTTPOptions]):
+class Adapter(Installable, OpenAIHTTPAdapter[HTTPOptions]):
     engine = "vllm"
     Options = HTTPOptions
     token_prompts = True
@@ -46,21 +39,3 @@ class Adapter(OpenAIHTTPAdapter[HTTPOptions]):
         prefix_hits="vllm:prefix_cache_hits_total",
         prefix_queries="vllm:prefix_cache_queries_total",
     )
-
-    @classmethod
-    def installed(cls, home: Path) -> Installation:
-        from adapters.recipes import vllm as recipe
-
-        return recipe.installed(home)
-
-    @classmethod
-    def install(cls, home: Path, say: Callable[[str], None]) -> None:
-        from adapters.recipes import vllm as recipe
-
-        recipe.install(home, say)
-
-    @classmethod
-    def launch_spec(cls, *, home: Path, model: Model, port: int, options: Mapping[str, Any]) -> LaunchSpec:
-        from adapters.recipes import vllm as recipe
-
-        return recipe.launch_spec(home=home, model=model, port=port, options=options)

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from adapters.launch import Installation
+from adapters.launch import Installation, Launchable
 from adapters.registry import adapter_class, engine_names
 from arena.scenario import FileWorkload, Scenario, ScenarioError, parse
 
@@ -72,8 +72,8 @@ def installations(home: Path) -> dict[str, Installation]:
         if name == "fake":
             continue
         adapter = adapter_class(name)
-        if hasattr(adapter, "launch_spec"):
-            found[name] = adapter.installed(home)  # type: ignore[attr-defined]  # adapters.launch.Launchable
+        if issubclass(adapter, Launchable):
+            found[name] = adapter.installed(home)
     return found
 
 

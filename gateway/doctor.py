@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from adapters import registry
 from adapters.errors import GoodgateError
+from adapters.launch import Launchable
 from adapters.model_store import DEFAULT_MODEL, ModelStore
 from gateway.config import Config, load_config
 from gateway.server import CannotListen, listen
@@ -101,7 +102,7 @@ def _engines(home: Path) -> Iterator[Finding]:
         except Exception as error:  # a broken plug-in must not hide the other engines
             yield Finding(f"engine {engine}", "cannot be loaded", f"{type(error).__name__}: {error}")
             continue
-        if not hasattr(adapter, "installed"):
+        if not issubclass(adapter, Launchable):
             yield Finding(f"engine {engine}", "reached by its url")
             continue
         installation = adapter.installed(home)

@@ -1,6 +1,6 @@
 """Recipes: how to install and start the engines that Goodgate can run itself, one module an engine.
 
-Each recipe module offers three functions, which the engine's adapter hands on:
+Each recipe module offers these functions, which its adapter hands on by being `Launchable` or `Installable`:
 
     installed(home) -> Installation
     install(home, say)                                   # every step is said; safe to run again after a failure
