@@ -31,10 +31,10 @@ PATIENCE = aiohttp.ClientTimeout(total=600)  # a deep burst on a slow machine ta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurstShape:
-    """100 words are about 130 tokens for the tokenizers of small models; the engines report the true count."""
+    """120 words are about 130 tokens for the tokenizer of the default model; the engines report the true count."""
 
     concurrency: tuple[int, ...] = (1, 8, 32)
-    prompt_words: int = 100
+    prompt_words: int = 120
     output_tokens: int = 64
     rounds: int = 3  # of each depth, each time an engine is up
     passes: int = 2  # how often each engine is started

@@ -100,7 +100,7 @@ def burst(
     ] = None,
     model: Annotated[str, typer.Option(help="A model of `goodgate models list`.")] = DEFAULT_MODEL,
     concurrency: Annotated[str, typer.Option(help="Requests at once, several depths with commas between.")] = "1,8,32",
-    words: Annotated[int, typer.Option(min=1, help="Words of each prompt; 100 are about 130 tokens.")] = 100,
+    words: Annotated[int, typer.Option(min=1, help="Words of each prompt; 120 are about 130 tokens.")] = 120,
     tokens: Annotated[int, typer.Option(min=2, help="Output tokens of each request.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Bursts of each depth, each time an engine is up.")] = 3,
     passes: Annotated[int, typer.Option(min=1, help="How often each engine is started, in alternating order.")] = 2,
