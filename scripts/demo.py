@@ -87,12 +87,16 @@ def wait_until_ready(process: subprocess.Popen[str], url: str) -> None:
 
 def racing_engines() -> list[str]:
     """The native engine, OpenVINO (which installs in seconds), and whatever else is installed."""
-    with_openvino = subprocess.run([*GOODGATE, "engines", "install", "openvino"], cwd=ROOT, check=False).returncode == 0
-    if not with_openvino:
+    if subprocess.run([*GOODGATE, "engines", "install", "openvino"], cwd=ROOT, check=False).returncode != 0:
         print("OpenVINO could not be installed here; the race goes on without it.")
-    listing = subprocess.run([*GOODGATE, "engines", "--json"], cwd=ROOT, check=True, capture_output=True, text=True)
-    installed = [row["engine"] for row in json.loads(listing.stdout) if row["available"] and row["engine"] != "fake"]
-    return sorted(installed, key=lambda name: (name != "native", name != "openvino", name))
+    return sorted(installed_engines(), key=lambda name: (name != "native", name != "openvino", name))
+
+
+def installed_engines() -> list[str]:
+    """The real engines that can be started on this machine now."""
+    command = [*GOODGATE, "engines", "--json"]
+    listing = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+    return [row["engine"] for row in listing if row["local"] and row["engine"] != "fake"]
 
 
 def free_port() -> int:
