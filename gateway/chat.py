@@ -20,7 +20,7 @@ class GatewayRefused(GoodgateError):
     """The gateway answered with an error; the message is its own."""
 
 
-def stream_answer(url: str, prompt: str, *, model: str | None, max_tokens: int) -> Iterator[str]:
+def stream_answer(url: str, prompt: str, *, model: str | None, max_tokens: int, temperature: float) -> Iterator[str]:
     """The answer's pieces as they arrive. Raises an error whose message says what to do."""
     address = urlsplit(url)
     if address.scheme != "http" or not address.hostname:
@@ -31,7 +31,7 @@ def stream_answer(url: str, prompt: str, *, model: str | None, max_tokens: int) 
             connection.connect()
             if connection.sock is not None:
                 connection.sock.settimeout(SILENCE_TIMEOUT_S)
-            yield from _ask(connection, prompt, model or _first_model(connection), max_tokens)
+            yield from _ask(connection, prompt, model or _first_model(connection), max_tokens, temperature)
         except ConnectionRefusedError as error:
             raise EngineUnavailable(f"No gateway listens on {url}; start one with `goodgate serve`.") from error
         except (OSError, http.client.HTTPException) as error:
@@ -47,11 +47,14 @@ def _first_model(connection: http.client.HTTPConnection) -> str:
     return name
 
 
-def _ask(connection: http.client.HTTPConnection, prompt: str, model: str, max_tokens: int) -> Iterator[str]:
+def _ask(
+    connection: http.client.HTTPConnection, prompt: str, model: str, max_tokens: int, temperature: float
+) -> Iterator[str]:
     body = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": max_tokens,
+        "temperature": temperature,
         "stream": True,
     }
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})

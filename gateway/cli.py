@@ -56,12 +56,13 @@ def chat(
     url: Annotated[str, typer.Option(help="The gateway's address.")] = DEFAULT_URL,
     model: Annotated[str | None, typer.Option(help="The model's name; default: the first one served.")] = None,
     max_tokens: Annotated[int, typer.Option(help="The longest answer.", min=1)] = 512,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; small models ramble above 0.3.", min=0, max=2)] = 0.2,
 ) -> None:
     """Ask a running gateway and print the answer as it comes."""
     from gateway.chat import stream_answer
 
     try:
-        for piece in stream_answer(url, prompt, model=model, max_tokens=max_tokens):
+        for piece in stream_answer(url, prompt, model=model, max_tokens=max_tokens, temperature=temperature):
             sys.stdout.write(piece)
             sys.stdout.flush()
         sys.stdout.write("\n")
