@@ -165,7 +165,7 @@ class Course:
                     continue
                 try:
                     await self._bring_up(entry)
-                    while entry.cells_run < ceiling and (step := self._next(entry)):
+                    while not entry.is_out and entry.cells_run < ceiling and (step := self._next(entry)):
                         await self._run_cell(entry, step)
                 except GoodgateError as error:
                     self._drop(entry, error.message)
