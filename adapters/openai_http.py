@@ -151,8 +151,11 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
         """The body of a GET that succeeds. Raises our errors."""
         session = self._session()
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S), session.get(self._url + path) as response:
-                body = await response.content.read(MAX_PLAIN_BYTES)
+            async with (
+                asyncio.timeout(PROBE_TIMEOUT_S),
+                session.get(self._url + path, allow_redirects=False) as response,  # the key is for this engine alone
+            ):
+                body = await _whole(response)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._translated(error, has_begun=False) from error
         if response.status != 200:
@@ -257,7 +260,7 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
         """The error that an answer means which is not a stream."""
         try:
             async with asyncio.timeout_at(min(deadline, asyncio.get_running_loop().time() + PROBE_TIMEOUT_S)):
-                body = await response.content.read(MAX_PLAIN_BYTES)
+                body = await _whole(response)
         except (aiohttp.ClientError, OSError, TimeoutError):
             body = b""  # the status alone says enough
         if response.status == 200 and read_complaint(body).message:
@@ -302,6 +305,14 @@ def _notes_reuse() -> aiohttp.TraceConfig:
     trace = aiohttp.TraceConfig()
     trace.on_connection_reuseconn.append(mark)
     return trace
+
+
+async def _whole(response: aiohttp.ClientResponse) -> bytes:
+    """The body of an answer that is not a stream, in however many pieces it comes; nothing needs more than the cap."""
+    body = bytearray()
+    while len(body) < MAX_PLAIN_BYTES and (piece := await response.content.readany()):
+        body += piece
+    return bytes(body)
 
 
 async def _drain(response: aiohttp.ClientResponse) -> None:
