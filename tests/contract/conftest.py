@@ -16,8 +16,8 @@ from adapters.base import EngineAdapter
 from adapters.registry import adapter_class
 from adapters.types import ChatRequest, Chunk, CompletionRequest, GenerateRequest
 from tests.contract import transcripts
-from tests.contract.tiny_model import CONTEXT, write_tiny_model
 from tests.contract.twin import Reply, Twin
+from tests.native_engine.tiny_llama import CHAT_CONTEXT, write_tiny_chat_llama
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HTTP_ENGINES = ("vllm", "llama_cpp", "openvino", "goodgate_peer")
@@ -156,7 +156,7 @@ class NativeSubject(Subject):
         await idle(self.adapter)
 
     def overflows(self) -> GenerateRequest:
-        return chat(messages=[{"role": "user", "content": "x" * CONTEXT}])
+        return chat(messages=[{"role": "user", "content": "x" * CHAT_CONTEXT}])
 
 
 async def idle(adapter: EngineAdapter[Any]) -> None:
@@ -173,7 +173,7 @@ def native_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+    return write_tiny_chat_llama(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(params=[*HTTP_ENGINES, "fake", "native"])
