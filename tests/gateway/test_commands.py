@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import importlib.metadata
 import json
 import os
 import re
@@ -239,6 +240,11 @@ def test_a_second_signal_ends_the_wait_for_open_answers(tmp_path: Path) -> None:
             assert process.wait(5) == 0
             assert "shutting down" in chat.communicate(timeout=PATIENCE_S)[1]
             assert chat.returncode == 1
+
+
+def test_the_version_is_told(tmp_path: Path) -> None:
+    result = goodgate("--version", home=tmp_path)
+    assert (result.returncode, result.stdout) == (0, f"goodgate {importlib.metadata.version('goodgate')}\n")
 
 
 def test_serve_finds_its_default_configuration_from_any_folder(tmp_path: Path) -> None:
