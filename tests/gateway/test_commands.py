@@ -173,6 +173,17 @@ def test_workers_share_a_port_and_end_together(tmp_path: Path) -> None:
         urllib.request.urlopen(f"{url}/health", timeout=1)
 
 
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_model(), server={"port": free_port()})
+    with running(config, "--workers", "2", home=tmp_path) as (process, url):
+        await_ready(url)
+        process.kill()
+        deadline = time.monotonic() + PATIENCE_S
+        while is_ready(url):
+            assert time.monotonic() < deadline, "a worker outlived its parent"
+            time.sleep(0.05)
+
+
 @pytest.mark.parametrize(
     ("replica", "reason"),
     [
