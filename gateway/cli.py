@@ -115,7 +115,9 @@ def serve_process(config: Config, home: Path, share_port: bool) -> None:
     def say_listening() -> None:
         host, port = sock.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        print(f"Goodgate listens on http://{shown}:{port}", file=sys.stderr, flush=True)
+        # In one write, or two workers' lines run into each other: print writes the text and the line's end apart.
+        sys.stderr.write(f"Goodgate listens on http://{shown}:{port}\n")
+        sys.stderr.flush()
 
     async def main() -> None:
         application = create_app(config, home=home)
