@@ -25,7 +25,7 @@ from adapters.base import is_default
 from adapters.errors import EngineFailed, EngineProtocolError, InvalidRequest, StreamInterrupted
 from adapters.sse import Event, EventSplitter
 from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Message, Usage, set_fields
-from adapters.wire_errors import error_from_event
+from adapters.wire_errors import stream_error
 
 _NOTHING = Raw(b"")
 
@@ -157,13 +157,39 @@ _FINISH_REASONS: dict[str, FinishReason] = {
 _FAILURES = frozenset({"abort", "error", "timeout", "cancelled"})
 
 
+def as_finish_reason(engine: str, reason: str | None) -> FinishReason | None:
+    """OpenAI's word for an engine's; None for one that is not known. Raises `EngineFailed` for one that means failure."""
+    if reason in _FAILURES:
+        raise EngineFailed(f"The engine {engine!r} gave up this request ({reason}).")
+    return _FINISH_REASONS.get(reason or "")
+
+
+def max_pieces(request: GenerateRequest) -> int | None:
+    """More pieces than this are no answer to `request`; None where it sets no limit.
+
+    A piece holds a token or more as a rule, but parsers of tools and reasoning may cut one into several.
+    """
+    return None if request.token_limit is None else 4 * request.token_limit * request.num_choices + 64
+
+
 class StreamReader:
     """One stream. `is_done` turns true at `[DONE]`: nothing that follows is read."""
 
-    def __init__(self, engine: str, request: GenerateRequest, dialect: Dialect) -> None:
+    is_cut = False  # it always reads to the engine's own end
+
+    def __init__(
+        self,
+        engine: str,
+        request: GenerateRequest,
+        dialect: Dialect,
+        *,
+        on_unknown_reason: Callable[[], None] = lambda: None,
+    ) -> None:
         self._engine = engine
-        self._splitter = EventSplitter()
+        self._on_unknown_reason = on_unknown_reason
+        self._splitter = EventSplitter(who=f"The engine {engine!r}")
         self._num_choices = request.num_choices
+        self._max_pieces = max_pieces(request)
         self._converts_logprobs = dialect.completion_logprobs_look_like_chat and not isinstance(request, ChatRequest)
         self._counts_each_choice = dialect.counts_each_choice and self._num_choices > 1
         self._finished: set[int] = set()
@@ -172,7 +198,6 @@ class StreamReader:
         self._usage: _Usage | None = None
         self.num_chunks = 0
         self.is_done = False
-        self.unknown_finish_reasons = 0
 
     def feed(self, data: bytes) -> Iterator[Chunk]:
         """Chunks that `data` completes, lazily: an error that the engine reports comes after what preceded it.
@@ -186,7 +211,7 @@ class StreamReader:
         rest = list(self._read(self._splitter.close()))
         if len(self._finished) < self._num_choices:
             raise StreamInterrupted(f"The stream of the engine {self._engine!r} ended before its finish reason.")
-        return [*rest, Chunk(usage=self._account())]
+        return [*rest, Chunk(usage=self.account())]
 
     def _read(self, events: list[Event]) -> Iterator[Chunk]:
         for event in events:
@@ -207,7 +232,7 @@ class StreamReader:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise self._not_openai() from error
         if _holds_something(payload.error) or payload.object == "error" or event.event == "error":
-            raise self._as_stream_error(event.data)
+            raise stream_error(self._engine, event.data, has_begun=self.num_chunks > 0)
         if payload.usage is not None:
             self._usage = self._plus(payload.usage) if self._counts_each_choice else payload.usage
         chunks = (self._read_choice(choice) for choice in payload.choices or ())
@@ -219,10 +244,6 @@ class StreamReader:
             return usage
         total = (self._usage.completion_tokens or 0) + (usage.completion_tokens or 0)
         return msgspec.structs.replace(self._usage, completion_tokens=total)
-
-    def _as_stream_error(self, data: bytes) -> Exception:
-        error = error_from_event(self._engine, data)
-        return EngineFailed(error.message) if self.num_chunks else error  # once text has left, no status can follow
 
     def _read_choice(self, choice: _Choice) -> Chunk | None:
         index = choice.index
@@ -240,6 +261,8 @@ class StreamReader:
         self._text_offsets[index] += len(text)
         self._num_pieces += bool(text or reasoning or tool_calls)
         self.num_chunks += 1
+        if self._max_pieces is not None and self._num_pieces > self._max_pieces:
+            raise EngineProtocolError(f"The engine {self._engine!r} goes on far beyond the limit that was asked for.")
         if reason is not None:
             self._finished.add(index)
         return Chunk(
@@ -249,11 +272,9 @@ class StreamReader:
     def _finish_reason(self, reason: str | None) -> FinishReason | None:
         if not reason:
             return None
-        if reason in _FAILURES:
-            raise EngineFailed(f"The engine {self._engine!r} gave up this request ({reason}).")
-        known = _FINISH_REASONS.get(reason)
+        known = as_finish_reason(self._engine, reason)
         if known is None:
-            self.unknown_finish_reasons += 1
+            self._on_unknown_reason()
         return known or "stop"
 
     def _logprobs(self, logprobs: Raw, index: int) -> Raw | None:
@@ -266,7 +287,7 @@ class StreamReader:
         except msgspec.DecodeError as error:
             raise self._not_openai() from error
 
-    def _account(self) -> Usage:
+    def account(self) -> Usage:
         """The engine's own count; without one, the pieces of text, which are one token each in every engine we know."""
         if self._usage is None:
             return Usage(0, self._num_pieces)

@@ -57,11 +57,21 @@ _STATUS_OF_CODE = {
     if kind.code
 }
 
+# TGI's words for what went wrong, which it writes into streams whose status has long been 200.
+_STATUS_OF_TYPE = {
+    "validation": 422,
+    "template_error": 422,
+    "tool_error": 422,
+    "missing_template_variable": 422,
+    "overloaded": 429,
+    "generation": 424,
+}
+
 # How engines say that prompt and answer do not fit: llama.cpp by type, OpenAI by code, vLLM, TGI and others in words.
 _OVERFLOW_MARKS = frozenset({"exceed_context_size_error", "context_length_exceeded"})
 _OVERFLOW_WORDS = re.compile(
     r"context (length|size|window)|maximum (model|input|sequence) length|max_model_len|max_total_tokens"
-    r"|input length .{0,80}exceed|prompt .{0,80}(too long|exceed)|inputs? tokens .{0,40}must",
+    r"|input length .{0,80}exceed|prompt .{0,80}(too long|exceed)|inputs?`? (tokens .{0,40}must|must have less than)",
     re.IGNORECASE,
 )
 _LOADING = re.compile(r"loading|starting|warming|not ready", re.IGNORECASE)
@@ -87,9 +97,23 @@ def error_from_response(engine: str, status: int, body: bytes, retry_after: str 
 
 def error_from_event(engine: str, data: bytes) -> GoodgateError:
     """The error for an error event in a stream; the status it would have had is in its code, where there is one."""
-    code = read_complaint(data).code
-    status = int(code) if code.isdecimal() and len(code) == 3 else _STATUS_OF_CODE.get(code, 500)
-    return error_from_response(engine, status if 400 <= status < 600 else 500, data)
+    complaint = read_complaint(data)
+    return error_from_response(engine, _status_of(complaint), data)
+
+
+def stream_error(engine: str, data: bytes, *, has_begun: bool) -> GoodgateError:
+    """The error for an error event. Once text has left, no status can follow: then it is the engine's failure."""
+    error = error_from_event(engine, data)
+    return EngineFailed(error.message) if has_begun else error
+
+
+def _status_of(complaint: Complaint) -> int:
+    """The status that a complaint would have had, had it not come inside a stream."""
+    code = complaint.code
+    if code.isdecimal() and len(code) == 3 and 400 <= int(code) < 600:
+        return int(code)
+    told = _STATUS_OF_CODE.get(code) or _STATUS_OF_TYPE.get(complaint.type)
+    return told or (400 if _is_overflow(complaint) else 500)
 
 
 def read_complaint(body: bytes) -> Complaint:
