@@ -49,17 +49,19 @@ class Answer:
         self._stops = stops
         self._held = ""
         self._num_given = 0
-        self._last_whole = -1
+        self._last_whole = 0
         self.text = ""  # all that went out
-        self.num_pieces = 0
+        self.num_events = 0
+        self.num_pieces = 0  # events that brought text
         self.is_cut = False
         self.is_finished = False
         self.completion_tokens: int | None = None
 
     def add(self, text: str, *, is_whole: bool = False) -> None:
+        self.num_events += 1
         if not is_whole:
             self._held += text
-            self.num_pieces += 1
+            self.num_pieces += bool(text)
             return
         self._held = text[self._num_given :]
         self.num_pieces += len(text) != self._last_whole
@@ -114,17 +116,19 @@ class GenerateReader:
         parse: Parse,
         *,
         ends_without_reason: bool = False,
+        limit: int | None = None,
         prompt_tokens: int | None = None,
         count: Count = lambda _: None,
         on_unknown_reason: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ends_without_reason`: a clean end of the stream is the only sign of success. `prompt_tokens` and `count`
-        stand in for an engine that counts nothing.
+        """`ends_without_reason`: a clean end of the stream is the only sign of success, and `limit` tells which end it
+        was. `prompt_tokens` and `count` stand in for an engine that counts nothing.
         """
         self._engine = engine
         self._request = request
         self._parse = parse
         self._ends_without_reason = ends_without_reason
+        self._limit = limit
         self._count = count
         self._on_unknown_reason = on_unknown_reason
         self._splitter = EventSplitter(who=f"The engine {engine!r}")
@@ -145,7 +149,7 @@ class GenerateReader:
         for index, answer in enumerate(self._answers):
             if answer.is_finished:
                 continue
-            if not self._ends_without_reason or not answer.num_pieces:
+            if not self._ends_without_reason or not answer.num_events:
                 raise StreamInterrupted(f"The stream of the engine {self._engine!r} ended before its finish reason.")
             rest.append(self._last_chunk(index))
         return [*rest, Chunk(usage=self.account())]
@@ -159,9 +163,9 @@ class GenerateReader:
 
     def _last_chunk(self, index: int) -> Chunk:
         """The end of a choice whose engine says only that it is over."""
-        answer, limit = self._answers[index], self._request.token_limit
+        answer = self._answers[index]
         answer.is_finished = True
-        reached = limit is not None and answer.num_tokens >= limit
+        reached = self._limit is not None and answer.num_tokens >= self._limit
         return Chunk(index=index, text=answer.take(is_last=True), finish_reason="length" if reached else "stop")
 
     def _read(self, events: list[Event]) -> Iterator[Chunk]:

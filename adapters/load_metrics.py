@@ -1,4 +1,4 @@
-"""An engine's own account of its load, read from the Prometheus text that it offers. Pure: text and names in, `Load` out.
+"""An engine's own account of its load, read from its Prometheus text. Pure: text and names in, `Load` out.
 
     read_load(text, LoadMetrics(running="acme_running", waiting='acme_requests{state="waiting"}'))
 
@@ -67,7 +67,7 @@ def _hit_rate(hits: list[float], queries: list[float], misses: list[float], rate
 
 
 def _series(text: str, wanted: set[str]) -> dict[str, list[float]]:
-    """Values by metric name, and by name with each label. A line that is no sample tells nothing; the others still do."""
+    """Values by metric name, and by name with each label. A line that is no sample tells nothing; others still do."""
     series: dict[str, list[float]] = {}
     for line in text.splitlines():
         parsed = _SAMPLE.match(line)

@@ -40,6 +40,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     conversions: Mapping[str, Callable[[Any], object]] = {}  # of values, keyed by our names
     completion_logprobs_look_like_chat: bool = False
     counts_each_choice: bool = False  # a usage for each choice, where others send one for all
+    repeats_tool_heads: bool = False  # in every delta of a tool call, and no finish reason ever says `tool_calls`
 
 
 # ---------------------------------------------------------------------------------------------------------- requests
@@ -109,6 +110,15 @@ class _Delta(Struct):
     tool_calls: Raw = _NOTHING
 
 
+class _Function(Struct):
+    arguments: str | None = None
+
+
+class _ToolCall(Struct):
+    index: int = 0
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
 class _Choice(Struct):
     index: int = 0
     delta: _Delta | None = None
@@ -158,7 +168,7 @@ _FAILURES = frozenset({"abort", "error", "timeout", "cancelled"})
 
 
 def as_finish_reason(engine: str, reason: str | None) -> FinishReason | None:
-    """OpenAI's word for an engine's; None for one that is not known. Raises `EngineFailed` for one that means failure."""
+    """OpenAI's word for an engine's, None for an unknown one. Raises `EngineFailed` for one that means failure."""
     if reason in _FAILURES:
         raise EngineFailed(f"The engine {engine!r} gave up this request ({reason}).")
     return _FINISH_REASONS.get(reason or "")
@@ -192,6 +202,8 @@ class StreamReader:
         self._max_pieces = max_pieces(request)
         self._converts_logprobs = dialect.completion_logprobs_look_like_chat and not isinstance(request, ChatRequest)
         self._counts_each_choice = dialect.counts_each_choice and self._num_choices > 1
+        self._repeats_tool_heads = dialect.repeats_tool_heads
+        self._calls: set[tuple[int, int]] = set()  # choice and number of the tool calls begun
         self._finished: set[int] = set()
         self._num_pieces = 0
         self._text_offsets = [0] * self._num_choices
@@ -254,6 +266,10 @@ class StreamReader:
         reasoning = delta.reasoning or delta.reasoning_content or ""
         tool_calls = delta.tool_calls if _holds_something(delta.tool_calls) else None
         reason = self._finish_reason(choice.finish_reason)
+        if self._repeats_tool_heads:
+            tool_calls = self._without_repeated_heads(tool_calls, index)
+            has_called = any(called == index for called, _ in self._calls)
+            reason = "tool_calls" if reason == "stop" and has_called else reason
         says_nothing = not text and not reasoning and tool_calls is None and reason is None
         if says_nothing or index in self._finished:
             return None
@@ -268,6 +284,23 @@ class StreamReader:
         return Chunk(
             index=index, text=text, reasoning=reasoning, tool_calls=tool_calls, logprobs=logprobs, finish_reason=reason
         )
+
+    def _without_repeated_heads(self, tool_calls: Raw | None, index: int) -> Raw | None:
+        """Name, id and type belong to the first delta of a call only: clients join what comes in later ones."""
+        if tool_calls is None:
+            return None
+        try:
+            calls = msgspec.json.decode(tool_calls, type=list[_ToolCall])
+        except msgspec.DecodeError as error:
+            raise self._not_openai() from error
+        bare = [{"index": call.index, "function": {"arguments": call.function.arguments}} for call in calls]
+        is_new = [(index, call.index) not in self._calls for call in calls]
+        self._calls.update((index, call.index) for call in calls)
+        if all(is_new):
+            return tool_calls
+        whole = msgspec.json.decode(tool_calls)
+        kept = [each if new else short for each, new, short in zip(whole, is_new, bare, strict=True)]
+        return Raw(msgspec.json.encode(kept))
 
     def _finish_reason(self, reason: str | None) -> FinishReason | None:
         if not reason:

@@ -71,9 +71,12 @@ _STATUS_OF_TYPE = {
 _OVERFLOW_MARKS = frozenset({"exceed_context_size_error", "context_length_exceeded"})
 _OVERFLOW_WORDS = re.compile(
     r"context (length|size|window)|maximum (model|input|sequence) length|max_model_len|max_total_tokens"
-    r"|input length .{0,80}exceed|prompt .{0,80}(too long|exceed)|inputs?`? (tokens .{0,40}must|must have less than)",
+    r"|input length .{0,80}exceed|prompt .{0,80}(too long|exceed)"
+    r"|inputs?`? (tokens .{0,40}must|must have less than)",
     re.IGNORECASE,
 )
+# TensorRT-LLM behind Triton, where an error of the model has no better status than 500.
+_PROMPT_TOO_LONG = re.compile(r"prompt length.{0,160}exceed", re.IGNORECASE)
 _LOADING = re.compile(r"loading|starting|warming|not ready", re.IGNORECASE)
 
 
@@ -156,7 +159,7 @@ def _plain_text(body: bytes) -> str:
 
 
 def _kind(status: int, complaint: Complaint) -> type[GoodgateError]:
-    if status in (400, 413, 422) and _is_overflow(complaint):
+    if (status in (400, 413, 422) and _is_overflow(complaint)) or _PROMPT_TOO_LONG.search(complaint.message):
         return ContextLengthExceeded
     if status == 503 and _LOADING.search(complaint.message):
         return EngineUnavailable
