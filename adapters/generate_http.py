@@ -19,11 +19,11 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from adapters.engine_client import Reader
-from adapters.errors import EngineFailed, EngineProtocolError, GoodgateError, StreamInterrupted
+from adapters.errors import EngineProtocolError, GoodgateError, StreamInterrupted
 from adapters.openai_wire import as_completion_logprobs, as_finish_reason, max_pieces
 from adapters.sse import Event, EventSplitter
 from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Usage
-from adapters.wire_errors import stream_error
+from adapters.wire_errors import as_failure, stream_error
 
 HALF_CHARACTER = "\ufffd"  # what detokenizers write for bytes whose character is not complete yet
 
@@ -187,7 +187,7 @@ class GenerateReader:
                 f"The engine {self._engine!r} sent a stream event that is not as documented."
             ) from error
         if piece.failure is not None:
-            raise EngineFailed(piece.failure.message) if self.num_chunks else piece.failure
+            raise as_failure(self._engine, piece.failure) if self.num_chunks else piece.failure
         if not 0 <= piece.index < len(self._answers):
             raise EngineProtocolError(f"The engine {self._engine!r} answered a choice that was not asked for.")
         return self._read_piece(piece, self._answers[piece.index])
@@ -262,14 +262,13 @@ class StopCutter:
 
     def feed(self, data: bytes) -> Iterator[Chunk]:
         for chunk in self._inner.feed(data):
-            if self._answer.is_cut:
-                return
             self._answer.add(chunk.text)
             text = self._answer.take(is_last=chunk.finish_reason is not None)
             if self._answer.is_cut:
                 self.is_cut = chunk.finish_reason is None
                 yield msgspec.structs.replace(chunk, text=text, finish_reason="stop")
-            elif text or not chunk.text:
+                return
+            if text or not chunk.text:
                 yield msgspec.structs.replace(chunk, text=text)
 
     def finish(self) -> list[Chunk]:

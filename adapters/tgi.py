@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -111,7 +112,8 @@ class Adapter(OpenAIHTTPAdapter[TGIOptions]):
 
     async def exchange(self, request: GenerateRequest, request_id: str) -> Exchange:
         if self._is_native:
-            reader = GenerateReader(self.engine, request, parse, on_unknown_reason=self.count_unknown_reason)
+            own_parse = partial(parse, with_logprobs=_wants_logprobs(request))
+            reader = GenerateReader(self.engine, request, own_parse, on_unknown_reason=self.count_unknown_reason)
             body = native_body(request, text_prompt(request, self._text), self.options.adapter_id)
             return Exchange(path="/generate_stream", body=body, reader=reader)
         openai = await super().exchange(request, request_id)
@@ -171,6 +173,12 @@ def native_body(request: GenerateRequest, prompt: str, adapter_id: str = "") -> 
     return {"inputs": prompt, "parameters": parameters}
 
 
+def _wants_logprobs(request: GenerateRequest) -> bool:
+    if isinstance(request, ChatRequest):
+        return request.logprobs is True
+    return isinstance(request.logprobs, int)
+
+
 def _num_alternatives(request: GenerateRequest) -> int:
     if isinstance(request, ChatRequest):
         field, wanted = "top_logprobs", request.top_logprobs if request.logprobs is True else 0
@@ -222,7 +230,7 @@ class _Event(Struct):
 _events = msgspec.json.Decoder(_Event)
 
 
-def parse(data: bytes) -> Piece:
+def parse(data: bytes, *, with_logprobs: bool = False) -> Piece:
     event = _events.decode(data)
     token, details = event.token, event.details
     return Piece(
@@ -230,7 +238,7 @@ def parse(data: bytes) -> Piece:
         finish_reason=details.finish_reason if details else None,
         prompt_tokens=details.input_length if details else None,
         completion_tokens=details.generated_tokens if details else None,
-        logprobs=None if token.special or token.logprob is None else _logprobs(token, event.top_tokens or []),
+        logprobs=_logprobs(token, event.top_tokens or []) if with_logprobs and not token.special else None,
     )
 
 

@@ -107,7 +107,15 @@ def error_from_event(engine: str, data: bytes) -> GoodgateError:
 def stream_error(engine: str, data: bytes, *, has_begun: bool) -> GoodgateError:
     """The error for an error event. Once text has left, no status can follow: then it is the engine's failure."""
     error = error_from_event(engine, data)
-    return EngineFailed(error.message) if has_begun else error
+    return as_failure(engine, error) if has_begun else error
+
+
+def as_failure(engine: str, error: GoodgateError) -> EngineFailed:
+    return error if isinstance(error, EngineFailed) else EngineFailed(failed(engine, error.message))
+
+
+def failed(engine: str, reason: str) -> str:
+    return f"The engine {engine!r} failed: {reason}"
 
 
 def _status_of(complaint: Complaint) -> int:
@@ -176,6 +184,8 @@ def _is_overflow(complaint: Complaint) -> bool:
 def _in_words(engine: str, status: int, complaint: Complaint, kind: type[GoodgateError]) -> str:
     if kind is Unauthorized:
         return f"The engine {engine!r} refused the key it was given (HTTP {status})."
+    if complaint.message and kind is EngineFailed:
+        return failed(engine, complaint.message)
     if complaint.message:
         return complaint.message
     return f"The engine {engine!r} answered HTTP {status} without saying why."

@@ -18,7 +18,7 @@ from adapters.registry import adapter_class
 from adapters.types import ChatRequest, Chunk, CompletionRequest, GenerateRequest
 from tests.contract import sglang_transcripts, tensorrt_transcripts, tgi_transcripts, transcripts
 from tests.contract.tiny_model import CONTEXT, write_tiny_model
-from tests.contract.twin import Reply, Twin
+from tests.contract.twin import Reply, Twin, event
 from tests.contract.word_model import write_word_model
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -126,6 +126,7 @@ class TwinSubject(Subject):
     """An engine whose side is scripted."""
 
     twin: Twin
+    path = CHAT
     health_path = "/health"
 
     @abstractmethod
@@ -204,6 +205,27 @@ class GenerateSubject(TwinSubject):
     def answers(self, *, num_choices: int = 1) -> None:
         has_n = self.engine == "sglang" and num_choices == 2
         self.twin.reply(self.path, Reply.stream(sglang_transcripts.NATIVE_TWO if has_n else self._answer))
+
+    def event(self, pieces: list[str], reason: str | None = None) -> bytes:
+        """The event that follows after all but the last of `pieces`."""
+        if self.engine == "sglang":
+            return event(sglang_transcripts.native("".join(pieces), len(pieces), reason and {"type": reason}))
+        if self.engine == "tgi":
+            own = {"stop": "stop_sequence", "end": "eos_token"}.get(reason or "", reason)
+            more = {"details": tgi_transcripts.details(own, len(pieces))} if own else {}
+            return event(tgi_transcripts.token(pieces[-1], len(pieces), **more))
+        if self.is_ensemble:
+            return event(tensorrt_transcripts.triton(pieces[-1], num_input_tokens="9", num_output_tokens=[len(pieces)]))
+        return event(tensorrt_transcripts.triton("".join(pieces), finish_reason=reason or "None"))
+
+    def stream(self, *pieces: str, reason: str | None = "stop") -> bytes:
+        """A whole stream in the engine's accent; without a reason it breaks off."""
+        so_far = [list(pieces[: number + 1]) for number in range(len(pieces))]
+        return b"".join(self.event(each, reason if each == list(pieces) else None) for each in so_far)
+
+    @property
+    def is_ensemble(self) -> bool:
+        return self._options.get("dialect") == "ensemble"
 
     def says(self, *steps: Any) -> None:
         self.twin.reply(self.path, Reply.stream(*steps))
@@ -312,6 +334,17 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
 async def generate_subject(request: pytest.FixtureRequest, text_model: Path) -> AsyncIterator[GenerateSubject]:
     async with AsyncExitStack() as stack:
         made = GenerateSubject(request.param, text_model)
+        await made.set_up(stack)
+        await made.adapter.start()
+        yield made
+        await made.adapter.close()
+
+
+@pytest.fixture(params=[*HTTP_ENGINES, *GENERATE_ENGINES])
+async def twin_subject(request: pytest.FixtureRequest, text_model: Path) -> AsyncIterator[TwinSubject]:
+    is_generate = request.param in GENERATE_ENGINES
+    async with AsyncExitStack() as stack:
+        made = GenerateSubject(request.param, text_model) if is_generate else HTTPSubject(request.param)
         await made.set_up(stack)
         await made.adapter.start()
         yield made

@@ -1,4 +1,4 @@
-"""SGLang's wire, written from its documented behaviour: "Hello world" in two pieces, cut off by a limit of two tokens."""
+"""SGLang's wire, written from its documented behaviour: "Hello world" in two pieces, ended by a limit of two tokens."""
 
 from __future__ import annotations
 
