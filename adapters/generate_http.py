@@ -267,8 +267,9 @@ class StopCutter:
             if self._answer.is_cut:
                 self.is_cut = chunk.finish_reason is None
                 yield msgspec.structs.replace(chunk, text=text, finish_reason="stop")
-                return
-            if text or not chunk.text:
+                if self.is_cut:
+                    return
+            elif text or not chunk.text:
                 yield msgspec.structs.replace(chunk, text=text)
 
     def finish(self) -> list[Chunk]:

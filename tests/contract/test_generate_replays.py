@@ -536,6 +536,8 @@ async def test_w05_tgis_openai_route_leaks_no_stop_string_and_is_left_when_it_mi
         twin.reply(CHAT, Reply.stream(events([delta("see END", "stop_sequence"), *HELLO[2:]])))
         chunks = await collect(adapter, chat(stop=["END"]))
         assert (text_of(chunks), reasons_of(chunks)) == ("see ", ["stop"])
+        assert chunks[-1].usage is not None
+        assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (3, 2)
 
 
 async def test_the_price_of_a_cut_answer_that_cannot_be_told_does_not_spoil_it(text_model: Path) -> None:
