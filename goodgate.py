@@ -1,6 +1,7 @@
 """The `goodgate` command: composes the sub-commands of the rooms, and imports only the room that was asked for.
 
-An error of ours leaves here as its one sentence on stderr and exit status 1; misuse of the command line is status 2.
+An error of ours leaves here as its one sentence on stderr and exit status 1, and so does a file that cannot be used;
+misuse of the command line is status 2.
 """
 
 from __future__ import annotations
@@ -47,8 +48,11 @@ def main() -> None:
     try:
         command()
     except GoodgateError as error:
-        print(error.message, file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.message)
+    except OSError as error:
+        if error.filename is None:
+            raise  # not about a file, so not foreseen: the traceback is needed
+        sys.exit(f"{error.filename}: {error.strerror}. GOODGATE_HOME names the folder where Goodgate keeps its files.")
 
 
 if __name__ == "__main__":

@@ -137,6 +137,8 @@ _DEFAULTS: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
     "stop": ([],),
     "tools": ([],),
+    "functions": ([],),
+    "modalities": (["text"],),
     "tool_choice": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "parallel_tool_calls": (True, False),

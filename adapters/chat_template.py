@@ -8,12 +8,17 @@ Templates behave as they do in transformers (trim_blocks, lstrip_blocks, loop co
 trusted: they run in Jinja's immutable sandbox, and what one rendering may read, repeat and write is bounded, because
 a sandbox keeps a template from the system but not from the memory. What is not bounded is time spent in loops over
 the messages themselves.
+
+Tokenizers take the spelling of a special token for the token. What a caller writes must not open a new turn that way,
+so a prompt can be had in pieces, to be encoded one by one: they are cut inside each such spelling in a message.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -72,6 +77,23 @@ class ChatTemplate:
             reason = f"The model's chat template failed on these messages: {error}."
             raise InvalidRequest(reason, param="messages") from error
         return "".join(pieces)
+
+    def render_pieces(self, messages: Sequence[Mapping[str, Any]], reserved: Iterable[str]) -> list[str]:
+        """The prompt in pieces; joined they are the prompt. No `reserved` spelling of a message lies whole in one."""
+        spellings = "|".join(re.escape(text) for text in reserved if len(text) > 1)
+        if not spellings:
+            return [self.render(messages)]
+        first_of_spelling = re.compile(f"(?={spellings}).", re.DOTALL)  # looks ahead: they may overlap
+        cut = f"\x00{secrets.token_hex(16)}\x00"  # nobody can guess it, so nobody has written it
+
+        def with_cuts(value: Any) -> Any:
+            if isinstance(value, str):
+                return first_of_spelling.sub(rf"\g<0>{cut}", value)
+            if isinstance(value, Mapping):
+                return {key: with_cuts(each) for key, each in value.items()}
+            return [with_cuts(each) for each in value] if isinstance(value, list) else value
+
+        return self.render([with_cuts(message) for message in messages]).split(cut)
 
 
 class _Refused(Exception):

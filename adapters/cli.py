@@ -143,7 +143,10 @@ def parse_options(pairs: list[str]) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not key or not equals:
             raise typer.BadParameter(f"{pair!r} is not of the form key=value.", param_hint="--option")
-        options[key] = yaml.safe_load(value)
+        try:
+            options[key] = yaml.safe_load(value)
+        except (yaml.YAMLError, ValueError):
+            raise typer.BadParameter(f"{value!r} is not a value; quote it.", param_hint="--option") from None
     return options
 
 

@@ -158,8 +158,12 @@ class EngineClient:
         session = self._session()
         url = path if path.startswith("http") else self.url + path
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S), session.request(method, url, **what) as response:
-                body = await response.content.read(MAX_PLAIN_BYTES)
+            async with (
+                asyncio.timeout(PROBE_TIMEOUT_S),
+                # A redirect is not followed: the key is for this engine alone.
+                session.request(method, url, allow_redirects=False, **what) as response,
+            ):
+                body = await _whole(response)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._translated(error, has_begun=False) from error
         if response.status != 200:
@@ -258,7 +262,7 @@ class EngineClient:
         """The error that an answer means which is not a stream."""
         try:
             async with asyncio.timeout_at(min(deadline, asyncio.get_running_loop().time() + PROBE_TIMEOUT_S)):
-                body = await response.content.read(MAX_PLAIN_BYTES)
+                body = await _whole(response)
         except (aiohttp.ClientError, OSError, TimeoutError):
             body = b""  # the status alone says enough
         if response.status == 200 and read_complaint(body).message:
@@ -311,6 +315,14 @@ def _notes_reuse() -> aiohttp.TraceConfig:
     trace = aiohttp.TraceConfig()
     trace.on_connection_reuseconn.append(mark)
     return trace
+
+
+async def _whole(response: aiohttp.ClientResponse) -> bytes:
+    """The body of an answer that is not a stream, in however many pieces it comes; nothing needs more than the cap."""
+    body = bytearray()
+    while len(body) < MAX_PLAIN_BYTES and (piece := await response.content.readany()):
+        body += piece
+    return bytes(body)
 
 
 async def _drain(response: aiohttp.ClientResponse) -> None:

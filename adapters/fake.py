@@ -91,6 +91,10 @@ class Adapter(Launchable, EngineAdapter[FakeOptions]):
         return Installation(available=True, version="built in", how="")
 
     @classmethod
+    def launch_options(cls) -> type[Struct]:
+        return FakeOptions
+
+    @classmethod
     def launch_spec(cls, *, home: Path, model: Model, port: int, options: Mapping[str, Any]) -> LaunchSpec:
         """The HTTP form in a process of its own, answering under the model's name."""
         dials = msgspec.convert({**options, "model": model.name}, FakeOptions)

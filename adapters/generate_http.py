@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
@@ -40,6 +40,18 @@ class Piece(Struct, frozen=True, kw_only=True):
     completion_tokens: int | None = None  # of this choice so far, where the engine tells
     cached_tokens: int | None = None
     logprobs: Raw | None = None
+
+
+def token_count(told: Any) -> int | None:
+    """A number of tokens as engines write it: plain, as a string, or as a list of one. What cannot be one counts as
+    not told: an account must not spoil an answer.
+    """
+    if isinstance(told, list):
+        told = told[0] if told else None
+    if isinstance(told, str) and told.isdecimal() and len(told) < 16:
+        told = int(told)
+    is_number = isinstance(told, int) and not isinstance(told, bool)
+    return told if is_number and 0 <= told <= 2**53 else None
 
 
 class Answer:

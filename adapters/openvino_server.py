@@ -160,10 +160,7 @@ class Server:
     def _chat_ids(self, body: ChatRequest) -> list[int]:
         if self._text.template is None:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
-        messages = [
-            {"role": "system" if message.role == "developer" else message.role, "content": message.text()}
-            for message in body.messages
-        ]
+        messages = [message.for_template() for message in body.messages]
         return self._text.encode(self._text.template.render(messages), add_special_tokens=False)
 
     def _prompt_ids(self, body: CompletionRequest) -> list[int]:

@@ -25,7 +25,7 @@ from adapters.base import Capabilities
 from adapters.config import goodgate_home
 from adapters.engine_client import Exchange, Post
 from adapters.errors import EngineFailed, GoodgateError, UnsupportedParameter
-from adapters.generate_http import GenerateReader, Parse, Piece
+from adapters.generate_http import GenerateReader, Parse, Piece, token_count
 from adapters.model_text import ModelText, text_prompt
 from adapters.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter
 from adapters.openai_wire import Dialect
@@ -146,9 +146,9 @@ class _FinishReason(Struct):
 
 class _Meta(Struct):
     finish_reason: _FinishReason | None = None
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+    cached_tokens: Any = None
 
 
 class _Event(Struct):
@@ -171,9 +171,9 @@ def native_parse(*, is_whole: bool) -> Parse:
             is_whole=is_whole,
             finish_reason=reason.type if reason else None,
             failure=_failure(reason) if reason and reason.type == "abort" else None,
-            prompt_tokens=meta.prompt_tokens,
-            completion_tokens=meta.completion_tokens,
-            cached_tokens=meta.cached_tokens,
+            prompt_tokens=token_count(meta.prompt_tokens),
+            completion_tokens=token_count(meta.completion_tokens),
+            cached_tokens=token_count(meta.cached_tokens),
         )
 
     return parse

@@ -37,7 +37,7 @@ from adapters.base import Capabilities, ModelInfo
 from adapters.config import goodgate_home
 from adapters.engine_client import Exchange, Post
 from adapters.errors import GoodgateError, InvalidRequest, UnsupportedParameter
-from adapters.generate_http import GenerateReader, Piece, StopCutter, choices_apart
+from adapters.generate_http import GenerateReader, Piece, StopCutter, choices_apart, token_count
 from adapters.model_text import ModelText, text_prompt
 from adapters.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter
 from adapters.openai_wire import Dialect, StreamReader, request_body
@@ -217,8 +217,8 @@ class _Token(Struct):
 
 class _StreamDetails(Struct):
     finish_reason: str
-    generated_tokens: int | None = None
-    input_length: int | None = None
+    generated_tokens: Any = None
+    input_length: Any = None
 
 
 class _Event(Struct):
@@ -236,8 +236,8 @@ def parse(data: bytes, *, with_logprobs: bool = False) -> Piece:
     return Piece(
         text="" if token.special else token.text,
         finish_reason=details.finish_reason if details else None,
-        prompt_tokens=details.input_length if details else None,
-        completion_tokens=details.generated_tokens if details else None,
+        prompt_tokens=token_count(details.input_length) if details else None,
+        completion_tokens=token_count(details.generated_tokens) if details else None,
         logprobs=_logprobs(token, event.top_tokens or []) if with_logprobs and not token.special else None,
     )
 

@@ -37,7 +37,7 @@ from adapters.base import Capabilities, EngineAdapter, Health, Load, ModelInfo
 from adapters.config import goodgate_home
 from adapters.engine_client import EngineClient, Exchange, HTTPOptions, Post
 from adapters.errors import GoodgateError
-from adapters.generate_http import GenerateReader, Piece, choices_apart
+from adapters.generate_http import GenerateReader, Piece, choices_apart, token_count
 from adapters.load_metrics import LoadMetrics
 from adapters.model_text import ModelText, text_prompt
 from adapters.types import Chunk, GenerateRequest
@@ -189,11 +189,11 @@ def ensemble_body(request: GenerateRequest, prompt: str, limit: int) -> dict[str
 class _Event(Struct):
     text_output: str | list[str] = ""
     finish_reason: str | list[str] | None = None
-    num_input_tokens: int | list[int] | None = None
-    num_output_tokens: int | list[int] | None = None
+    num_input_tokens: Any = None
+    num_output_tokens: Any = None
 
 
-_events = msgspec.json.Decoder(_Event, strict=False)  # takes "12" for 12
+_events = msgspec.json.Decoder(_Event)
 
 
 def parse_llmapi(data: bytes) -> Piece:
@@ -206,10 +206,6 @@ def parse_ensemble(data: bytes) -> Piece:
     event = _events.decode(data)
     return Piece(
         text="".join(event.text_output),
-        prompt_tokens=_number(event.num_input_tokens),
-        completion_tokens=_number(event.num_output_tokens),
+        prompt_tokens=token_count(event.num_input_tokens),
+        completion_tokens=token_count(event.num_output_tokens),
     )
-
-
-def _number(value: int | list[int] | None) -> int | None:
-    return max(value, default=None) if isinstance(value, list) else value

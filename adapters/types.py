@@ -1,8 +1,8 @@
 """The one vocabulary on both sides of the adapter seam: OpenAI-shaped requests in, `Chunk`s out.
 
 A request holds exactly one prompt (the gateway fans out lists of prompts) and asks for `n` choices of it. A field that
-was not sent is `UNSET`, never None, so that an adapter can tell "not asked" from "asked for nothing" and forwards only
-what came in.
+was not sent is `UNSET`; null is taken for every optional field and means the same, because clients that dump their
+own objects send it. `set_fields` names what was asked, and only that is forwarded.
 
 >>> request = decode_chat(b'{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}')
 >>> set_fields(request)
@@ -28,6 +28,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filte
 
 Probability: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -43,18 +44,43 @@ class Message(Struct, kw_only=True):
 
     role: Role
     content: Text | list[TextPart] | None = None
-    name: str | UnsetType = UNSET
+    name: str | UnsetType | None = UNSET
     tool_calls: list[dict[str, Any]] | UnsetType | None = UNSET
-    tool_call_id: str | UnsetType = UNSET
+    tool_call_id: str | UnsetType | None = UNSET
 
     def text(self) -> str:
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
 
+    def for_template(self) -> dict[str, Any]:
+        """The turn as a chat template reads it: the developer is the system, and arguments of tool calls are objects.
+
+        What a template makes of names and tool calls is the model's affair; many leave them out.
+        """
+        turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.text()}
+        for field in ("name", "tool_call_id"):
+            if isinstance(value := getattr(self, field), str):
+                turn[field] = value
+        if isinstance(self.tool_calls, list) and self.tool_calls:
+            turn["tool_calls"] = [_with_decoded_arguments(call) for call in self.tool_calls]
+        return turn
+
+
+def _with_decoded_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(function["arguments"])
+    except (msgspec.DecodeError, RecursionError):
+        return call  # a model wrote it, and it need not be JSON
+    return {**call, "function": {**function, "arguments": arguments}}
+
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    include_usage: bool = False
+    include_usage: bool | None = False
+    include_obfuscation: bool | None = False  # padding against eavesdroppers who measure events; never changes the text
 
 
 class GenerationFields(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -62,19 +88,19 @@ class GenerationFields(Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     max_tokens: Positive | UnsetType | None = UNSET
-    min_tokens: Count | UnsetType = UNSET
+    min_tokens: Count | UnsetType | None = UNSET
     temperature: Annotated[float, Meta(ge=0, le=2)] | UnsetType | None = UNSET
     top_p: Annotated[float, Meta(gt=0, le=1)] | UnsetType | None = UNSET
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | UnsetType = UNSET
-    min_p: Probability | UnsetType = UNSET
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | UnsetType | None = UNSET
+    min_p: Probability | UnsetType | None = UNSET
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | UnsetType | None = UNSET
     n: Annotated[int, Meta(ge=1, le=8)] | UnsetType | None = UNSET
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | UnsetType | None = UNSET
     presence_penalty: Penalty | UnsetType | None = UNSET
     frequency_penalty: Penalty | UnsetType | None = UNSET
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | UnsetType = UNSET
-    ignore_eos: bool | UnsetType = UNSET
-    logit_bias: dict[str, float] | UnsetType | None = UNSET
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | UnsetType | None = UNSET
+    ignore_eos: bool | UnsetType | None = UNSET
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=4096)] | UnsetType | None = UNSET
     stream: bool | UnsetType | None = UNSET
     stream_options: StreamOptions | UnsetType | None = UNSET
     user: str | UnsetType | None = UNSET
@@ -89,7 +115,7 @@ class GenerationFields(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def wants_usage(self) -> bool:
-        return isinstance(self.stream_options, StreamOptions) and self.stream_options.include_usage
+        return isinstance(self.stream_options, StreamOptions) and self.stream_options.include_usage is True
 
     @property
     def stop_strings(self) -> list[str]:
@@ -103,15 +129,22 @@ class ChatRequest(GenerationFields, kw_only=True):
     max_completion_tokens: Positive | UnsetType | None = UNSET
     logprobs: bool | UnsetType | None = UNSET
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | UnsetType | None = UNSET
-    tools: list[dict[str, Any]] | UnsetType = UNSET
-    tool_choice: str | dict[str, Any] | UnsetType = UNSET
-    parallel_tool_calls: bool | UnsetType = UNSET
-    response_format: dict[str, Any] | UnsetType = UNSET
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=1024)] | UnsetType | None = UNSET
+    tool_choice: str | dict[str, Any] | UnsetType | None = UNSET
+    parallel_tool_calls: bool | UnsetType | None = UNSET
+    functions: list[dict[str, Any]] | UnsetType | None = UNSET
+    function_call: str | dict[str, Any] | UnsetType | None = UNSET
+    response_format: dict[str, Any] | UnsetType | None = UNSET
+    modalities: list[str] | UnsetType | None = UNSET
+    audio: dict[str, Any] | UnsetType | None = UNSET
+    prediction: dict[str, Any] | UnsetType | None = UNSET
+    web_search_options: dict[str, Any] | UnsetType | None = UNSET
     reasoning_effort: str | UnsetType | None = UNSET
     metadata: dict[str, str] | UnsetType | None = UNSET
     store: bool | UnsetType | None = UNSET
     service_tier: str | UnsetType | None = UNSET
     prompt_cache_key: str | UnsetType | None = UNSET
+    prompt_cache_retention: str | UnsetType | None = UNSET
     safety_identifier: str | UnsetType | None = UNSET
     verbosity: str | UnsetType | None = UNSET
 
@@ -152,6 +185,7 @@ INFORMATIONAL = frozenset(
         "store",
         "service_tier",
         "prompt_cache_key",
+        "prompt_cache_retention",
         "safety_identifier",
         "verbosity",
     ]

@@ -115,8 +115,8 @@ async def race(card: RaceCard, show: Show) -> RaceResult:
         course.record_run()
         try:
             await course.run()
+            course.is_complete = True
         except asyncio.CancelledError:
-            course.interrupted = True
             _stay_alive()
         finally:
             await course.stop_engines()
@@ -142,7 +142,7 @@ class Course:
         self.show = show
         self.entries = [Entry(contender) for contender in card.contenders]
         self.slot = 0
-        self.interrupted = False
+        self.is_complete = False
 
     async def run(self) -> None:
         if self.stays_resident:
@@ -165,7 +165,7 @@ class Course:
                     continue
                 try:
                     await self._bring_up(entry)
-                    while entry.cells_run < ceiling and (step := self._next(entry)):
+                    while not entry.is_out and entry.cells_run < ceiling and (step := self._next(entry)):
                         await self._run_cell(entry, step)
                 except GoodgateError as error:
                     self._drop(entry, error.message)
@@ -325,13 +325,13 @@ class Course:
             await self._stop(entry)
 
     def record_run(self) -> None:
-        """Once at the start, so that a race that is killed leaves a readable store, and again at its end."""
+        """Once at the start, as interrupted, so that a killed race leaves a store that says so, and at its end."""
         notes = RunNotes(
             scenario=self.scenario,
             quick=self.card.quick,
             order=tuple(entry.name for entry in self.entries),
             residency="all" if self.stays_resident else "one",
-            interrupted=self.interrupted,
+            interrupted=not self.is_complete,
             command=self.card.command,
         )
         self.store.record_run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import secrets
 import shlex
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 import yaml
 from rich.console import Console
@@ -82,6 +84,9 @@ def run(
     model: Annotated[str | None, typer.Option(help="Race with this model instead of the scenario's.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Repeat the plans of an earlier race.")] = None,
     option: EngineOption = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the key of the --targets.")
+    ] = None,
 ) -> None:
     """Race engines, print the ranking, write a report.
 
@@ -90,7 +95,8 @@ def run(
     Example: goodgate arena run chat --targets a=http://127.0.0.1:8000,b=http://127.0.0.1:8001@my-model
     """
     with _errors():
-        _run(scenario, engines, targets or [], out, quick, as_json, model, seed, option or [])
+        key = _api_key(api_key_env) if api_key_env else None
+        _run(scenario, engines, targets or [], out, quick, as_json, model, seed, option or [], key)
 
 
 @app.command()
@@ -116,7 +122,9 @@ def burst(
     with _errors():
         depths = tuple(_count(depth) for depth in concurrency.split(","))
         names = _names(engines) if engines is not None else []
-        contenders = _engines(names, model, _engine_options(option or []))
+        chosen = _engine_options(option or [])
+        contenders = _engines(names, model, chosen)
+        _refuse_idle_options(chosen, contenders)
         shape = BurstShape(concurrency=depths, prompt_words=words, output_tokens=tokens, rounds=rounds, passes=passes)
         starters = {contender.name: contender.process for contender in contenders if contender.process}
         console = Console(stderr=True)
@@ -201,23 +209,31 @@ def _run(
     model: str | None,
     seed: int | None,
     options: list[str],
+    api_key: str | None,
 ) -> None:
+    import duckdb
+
     from arena.bakeoff import RaceCard, race
     from arena.config import git_sha, host_facts, load_scenario
     from arena.progress import RaceScreen
     from arena.report import publish, ranking_table
     from arena.results import summary
     from arena.scenario import ScenarioError
+    from arena.spool import SpoolError
 
     try:
         loaded = load_scenario(name, quick=quick, model=model)
     except ScenarioError as error:
         raise Misuse(str(error)) from error
     scenario = loaded.scenario
-    contenders = _targets(targets)
+    contenders = _targets(targets, api_key)
+    chosen = _engine_options(options)
+    for engine in scenario.options:
+        adapter_class(engine)  # options for an engine that does not exist are a typing error
     if engines is not None or not contenders:
         wanted = _names(engines) if engines is not None else list(scenario.engines)
-        contenders = _engines(wanted, scenario.model, {**scenario.options, **_engine_options(options)}) + contenders
+        contenders = _engines(wanted, scenario.model, _merged(scenario.options, chosen)) + contenders
+    _refuse_idle_options(chosen, contenders)
     _refuse_duplicates([contender.name for contender in contenders])
     now = datetime.now(UTC)
     run_id = f"{scenario.name}-{now:%Y%m%d-%H%M%S}"
@@ -237,8 +253,11 @@ def _run(
     )
     console = Console(stderr=as_json)
     console.print(_opening(scenario, [contender.name for contender in contenders]), highlight=False, soft_wrap=True)
-    with RaceScreen(console, [contender.name for contender in contenders], scenario.slo.percentile) as screen:
-        result = asyncio.run(_interruptible(race(card, screen)))
+    try:
+        with RaceScreen(console, [contender.name for contender in contenders], scenario.slo.percentile) as screen:
+            result = asyncio.run(_interruptible(race(card, screen)))
+    except (duckdb.Error, SpoolError) as error:
+        raise Failure(f"The race ended, its files in {folder} could not be written: {error}") from error
     publish(result, folder)
     console.print(ranking_table(result))
     console.print(f"Report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
@@ -309,8 +328,32 @@ def _engine_options(values: list[str]) -> dict[str, dict[str, Any]]:
         if not (engine and dot and key and equals):
             raise Misuse(f"--option {value!r} is not of the form engine.key=value.")
         adapter_class(engine)
-        options.setdefault(engine, {})[key] = yaml.safe_load(setting)
+        try:
+            options.setdefault(engine, {})[key] = yaml.safe_load(setting)
+        except yaml.YAMLError as error:
+            raise Misuse(f"--option {value!r}: the value is not a YAML scalar.") from error
     return options
+
+
+def _merged(
+    base: Mapping[str, Mapping[str, Any]], over: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Mapping[str, Any]]:
+    """Option by option: one from the command line leaves the scenario's others of that engine as they are."""
+    return {engine: {**base.get(engine, {}), **over.get(engine, {})} for engine in [*base, *over]}
+
+
+def _refuse_idle_options(options: Mapping[str, Mapping[str, Any]], contenders: list[Contender]) -> None:
+    started = {contender.name for contender in contenders if contender.process is not None}
+    for engine in options:
+        if engine not in started:
+            raise Misuse(f"--option {engine}.{next(iter(options[engine]))}: this command does not start {engine!r}.")
+
+
+def _api_key(variable: str) -> str:
+    key = os.environ.get(variable, "")
+    if not re.fullmatch(r"[\x21-\x7e]+", key):
+        raise Misuse(f"--api-key-env: the variable {variable} holds no key.")
+    return key
 
 
 def _count(text: str) -> int:
@@ -319,18 +362,24 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _targets(values: list[str]) -> list[Contender]:
+def _targets(values: list[str], api_key: str | None) -> list[Contender]:
     from arena.bakeoff import Contender
 
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     contenders = []
     for value in ",".join(values).split(","):
         if not value:
             continue
         name, _, address = value.partition("=")
         url, _, model = address.partition("@")
-        if not name or not url.startswith(("http://", "https://")):
+        if not name or not re.match(r"https?://[^/]", url):
             raise Misuse(f"--targets {value!r} is not of the form name=http://host:port[@model].")
-        contenders.append(Contender(name=name, url=url.rstrip("/").removesuffix("/v1"), model=model or None))
+        if url.startswith("https:"):
+            raise Misuse(
+                f"--targets {value!r}: the arena measures plain http:// only; put a proxy that ends TLS before it."
+            )
+        base = url.rstrip("/").removesuffix("/v1")
+        contenders.append(Contender(name=name, url=base, model=model or None, headers=headers))
     return contenders
 
 
@@ -350,12 +399,18 @@ def _refuse_duplicates(names: list[str]) -> None:
 
 
 def _new_folder(folder: Path) -> Path:
+    """An empty folder: a race takes nobody's files away."""
     if (folder / "arena.duckdb").exists():
         raise Misuse(f"{folder} already holds a race; choose another --out.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(folder.iterdir())
     except OSError as error:
         raise Misuse(f"{folder} cannot be made: {error.strerror or error}.") from error
+    if not is_empty:
+        raise Misuse(f"{folder} is not empty; choose another --out.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise Misuse(f"{folder} cannot be written to; choose another --out.")
     return folder
 
 
@@ -380,19 +435,20 @@ def _open_store(folder: Path) -> Iterator[Store]:
     """The store of a finished race, for reading. Judging writes nothing into it."""
     import duckdb
 
-    from arena.store import Store
+    from arena.store import Store, StoreError
 
     path = folder / "arena.duckdb"
     if not path.is_file():
         raise Misuse(f"{folder} holds no race (there is no {path}); give the --out folder of `goodgate arena run`.")
     try:
-        store = Store(path, read_only=True)
-    except duckdb.Error as error:
+        with Store(path, read_only=True) as store:
+            if not store.query("SELECT run_id FROM runs"):
+                raise Failure(f"{path} holds no run: the race ended before it began.")
+            yield store
+    except StoreError as error:
+        raise Failure(str(error)) from error
+    except (duckdb.Error, msgspec.DecodeError) as error:  # not a store of ours, or one that was tampered with
         raise Failure(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    with store:
-        if not store.query("SELECT run_id FROM runs"):
-            raise Failure(f"{path} holds no run: the race ended before it began.")
-        yield store
 
 
 @contextmanager
@@ -409,7 +465,10 @@ def _errors() -> Iterator[None]:
     except GoodgateError as error:
         typer.echo(f"goodgate arena: {error.message}", err=True)
         raise typer.Exit(FAILED) from error
-    except KeyboardInterrupt as error:
+    except OSError as error:
+        typer.echo(f"goodgate arena: {error.strerror or error}: {error.filename or 'the output folder'}.", err=True)
+        raise typer.Exit(FAILED) from error
+    except (KeyboardInterrupt, asyncio.CancelledError) as error:
         typer.echo("goodgate arena: stopped.", err=True)
         raise typer.Exit(FAILED) from error
 

@@ -1,7 +1,8 @@
 """Two races side by side, engine by engine. Pure, but for the table.
 
-Figures are comparable when the limits, the workload and the ladder are the same; otherwise `compare_races` refuses.
-Different machines are compared, since that is a fair question, and the table says so.
+Figures are comparable when the limits, the workload and the model are the same; otherwise `compare_races` refuses.
+Different machines are compared, since that is a fair question, and the table says so. An engine that got no rank in one
+of the races did other work there than its rivals, so it gets no verdict here either.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ def _change(
     new = after.goodput.rate_rps if after and after.goodput else None
     if before is None or after is None or old is None or new is None:
         return Change(name, old, new, None, "measured in one race only", same_machine)
+    if before.unranked or after.unranked:
+        return Change(name, old, new, None, "not ranked in both races", same_machine)
     knees = [
         Knee([cell.outcome() for cell in engine.cells if cell.is_valid], race.scenario.settings)
         for engine, race in ((after, second), (before, first))

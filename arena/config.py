@@ -15,6 +15,7 @@ from typing import Any
 from adapters.launch import Installation, Launchable
 from adapters.registry import adapter_class, engine_names
 from arena.scenario import FileWorkload, Scenario, ScenarioError, parse
+from arena.workload import read_prompts
 
 SCENARIO_FOLDERS = (Path("configs/scenarios"), Path(__file__).resolve().parent.parent / "configs" / "scenarios")
 
@@ -58,9 +59,11 @@ def _prompts(scenario: Scenario, scenario_file: Path) -> str:
         return ""
     path = scenario_file.parent / scenario.workload.path
     try:
-        return path.read_text("utf-8")
+        text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"The prompts file of {scenario_file}, {path}, cannot be read: {error}.") from error
+    read_prompts(text, str(path))  # a broken line is told now, not when the first engine is up
+    return text
 
 
 def installations(home: Path) -> dict[str, Installation]:

@@ -4,10 +4,10 @@ The only module that imports locust and gevent, because importing locust patches
 one user hosts the pacer, and each ended request goes to its request event, so that its statistics and listeners work.
 What decides the measurement is ours:
 
-    pacer     one greenlet over the precomputed schedule: sleep to the absolute deadline, launch, never wait for an
-    answer sockets   callbacks that stamp each read (`arena.connection`) recorder  a greenlet that parses ended answers
-    in short slices and writes their rows watch     a greenlet that enforces timeouts, refreshes idle connections and
-    samples the health of this process
+- pacer: one greenlet over the precomputed schedule: sleep to the absolute deadline, launch, never wait for an answer.
+- sockets: callbacks that stamp each read (`arena.connection`).
+- recorder: a greenlet that parses ended answers in short slices and writes their rows.
+- watch: a greenlet that enforces timeouts, refreshes idle connections and samples the health of this process.
 
 Input: one JSON line on stdin (`Job`); an end of file there means that the driver is gone, and ends the process. Output:
 the spool, and progress as JSON lines on stdout.
@@ -166,8 +166,11 @@ class Cell:
             self.drain()
 
     def drain(self, *, gives_way: bool = True) -> None:
+        """An exchange leaves the queue when its row is written: the end of the cell may kill the recorder in
+        mid-answer, and what it had not finished is then written by `finish`.
+        """
         while self.ended:
-            exchange = self.ended.popleft()
+            exchange = self.ended[0]
             reader = AnswerReader()
             for index, (t_ns, body) in enumerate(exchange.response.reads, 1):
                 reader.feed(t_ns - self.epoch_ns, body)
@@ -175,6 +178,7 @@ class Cell:
                     gevent.sleep(0)
             row = self._row(exchange, reader.answer(exchange.response))
             self.writer.write(row)
+            self.ended.popleft()
             self._report(row, sum(len(body) for _, body in exchange.response.reads))
             if gives_way:
                 gevent.sleep(0)
@@ -374,10 +378,8 @@ def _address(url: str) -> Address:
 def run(job: Job) -> None:
     """One cell from its first connection to its done marker."""
     hub = gevent.get_hub()
-    hub.SYSTEM_ERROR = (
-        *hub.SYSTEM_ERROR,
-        Exception,
-    )  # a fault in any callback or greenlet ends the process: no silent cell
+    # A fault in any callback or greenlet ends the process: no silent cell.
+    hub.SYSTEM_ERROR = (*hub.SYSTEM_ERROR, Exception)
     _raise_file_limit()
     plan = CellPlan.read(spool.plan_file(Path(job.spool)))
     environment = Environment(user_classes=[PacedUser], catch_exceptions=False)

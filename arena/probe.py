@@ -103,7 +103,10 @@ async def only_model(client: aiohttp.ClientSession, url: str) -> str:
     """The one model that the engine serves; a choice must be made by name (`--targets name=url@model`)."""
     try:
         async with client.get(url + "/v1/models") as response:
-            names = [str(entry["id"]) for entry in msgspec.json.decode(await response.read())["data"]]
+            body = await response.read()
+            if response.status >= 400:
+                raise EngineUnavailable(f"{url}/v1/models answered HTTP {response.status}: {_start_of(body)}")
+            names = [str(entry["id"]) for entry in msgspec.json.decode(body)["data"]]
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise EngineUnavailable(f"Nothing answers at {url}: {error or type(error).__name__}.") from error
     except (msgspec.DecodeError, KeyError, TypeError) as error:
@@ -156,10 +159,10 @@ async def ask(client: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) 
     try:
         async with client.post(url + "/v1/chat/completions", json=body) as response:
             if response.status >= 400:
-                text = (await response.content.read(4096)).decode("utf-8", "replace")
+                text = _start_of(await response.content.read(4096))
                 if response.status < 500:
-                    raise Refused(f"HTTP {response.status} {text[:300]}")
-                raise EngineFailed(f"{url} answered HTTP {response.status}: {text[:300]}")
+                    raise Refused(f"HTTP {response.status} {text}")
+                raise EngineFailed(f"{url} answered HTTP {response.status}: {text}")
             served_by = response.headers.get("x-goodgate-engine", "")
             async for data in response.content.iter_any():
                 for event in splitter.feed(data):
@@ -178,17 +181,38 @@ def read_event(data: bytes) -> tuple[bool, int | None]:
     if data.strip() == b"[DONE]":
         return False, None
     try:
-        event = msgspec.json.decode(data)
+        event = msgspec.json.decode(data, type=_Event)
     except msgspec.DecodeError as error:
-        raise EngineProtocolError("The stream holds an event that is not JSON.") from error
-    if not isinstance(event, dict):
-        raise EngineProtocolError("The stream holds an event that is not a JSON object.")
-    if event.get("error"):
-        raise EngineFailed(f"The engine reported an error in its stream: {str(event['error'])[:300]}")
-    deltas = [choice.get("delta") or {} for choice in event.get("choices") or []]
-    has_text = any(delta.get(key) for delta in deltas for key in ("content", "reasoning_content", "reasoning"))
-    usage = event.get("usage")
-    return has_text, usage.get("completion_tokens") if isinstance(usage, dict) else None
+        raise EngineProtocolError(f"The stream holds an event that is not OpenAI's: {error}.") from error
+    if event.error:
+        raise EngineFailed(f"The engine reported an error in its stream: {str(event.error)[:300]}")
+    deltas = [choice.delta for choice in event.choices or () if choice.delta is not None]
+    has_text = any(delta.content or delta.reasoning_content or delta.reasoning for delta in deltas)
+    return has_text, event.usage.completion_tokens if event.usage is not None else None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+def _start_of(body: bytes) -> str:
+    return " ".join(body[:300].decode("utf-8", "replace").split())
 
 
 def _blamed(refusal: str, wishes: Mapping[str, Any]) -> str:

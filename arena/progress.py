@@ -6,7 +6,6 @@ On a terminal the bars are live; into a file or a pipe only the lines go.
 
 from __future__ import annotations
 
-import math
 import time
 from types import TracebackType
 
@@ -18,6 +17,7 @@ from rich.progress import Progress as Bars
 from arena.loadgen import Progress
 from arena.results import CellResult
 from arena.stats import Verdict, holds
+from arena.wording import milliseconds
 
 MARK = {True: "[green]holds[/]", False: "[red]fails[/]"}
 
@@ -99,12 +99,3 @@ def verdict_words(cell: CellResult, percentile: float) -> str:
     latencies = f"p{percentile:g} TTFT {ttft}, TPOT {tpot}"
     unstable = f"  [red]{escape(cell.reason or 'unstable')}[/]" if cell.status == "unstable" else ""
     return f"{MARK[held]}{proof}  {met}  {latencies}{unstable}"
-
-
-def milliseconds(value: float | None) -> str:
-    """A latency for people: no false precision, and a failed percentile is infinite rather than missing."""
-    if value is None:
-        return "-"
-    if math.isinf(value):
-        return "\N{INFINITY}"
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"

@@ -25,10 +25,14 @@ class ScenarioError(ValueError):
     """One sentence that says what to change in the scenario."""
 
 
+# Upper bounds catch typing errors and infinities: far above what anyone wants, far below what breaks arithmetic.
+Name: TypeAlias = Annotated[str, Meta(pattern=r"^\w[\w .-]{0,63}$")]  # it becomes part of a folder's name
 Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
-Positive: TypeAlias = Annotated[float, Meta(gt=0)]
-Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
-Count: TypeAlias = Annotated[int, Meta(ge=1)]
+Milliseconds: TypeAlias = Annotated[float, Meta(gt=0, le=3_600_000)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=86_400)]
+PositiveSeconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
+Rate: TypeAlias = Annotated[float, Meta(ge=0.001, le=100_000)]
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
 class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,7 +52,7 @@ class LogNormal(Strict, tag_field="kind", tag="lognormal", frozen=True, kw_only=
     """Clipped to [low, high]; `median` and `sigma` describe it before clipping."""
 
     median: Tokens
-    sigma: Positive
+    sigma: Annotated[float, Meta(gt=0, le=10)]
     low: Tokens = 1
     high: Tokens = 100_000
 
@@ -82,8 +86,8 @@ class SLO(Strict, frozen=True, kw_only=True):
     be.
     """
 
-    ttft_ms: Positive
-    tpot_ms: Positive
+    ttft_ms: Milliseconds
+    tpot_ms: Milliseconds
     percentile: Annotated[float, Meta(ge=50, lt=100)] = 99.0
 
     def deadline_s(self, max_tokens: int) -> float:
@@ -97,7 +101,7 @@ class Cell(Strict, frozen=True, kw_only=True):
     """
 
     warmup_s: Seconds = 4.0
-    duration_s: Positive = 30.0
+    duration_s: PositiveSeconds = 30.0
     min_requests: Count = 6  # at a low rate the window is prolonged until so many are expected
     settle_s: Seconds = 1.0
 
@@ -108,21 +112,19 @@ class Cell(Strict, frozen=True, kw_only=True):
 class Search(Strict, frozen=True, kw_only=True):
     """The ladder of rates, `start_rps * step ** rung`, and how much is spent on walking it."""
 
-    start_rps: Positive = 1.0
-    step: Annotated[float, Meta(gt=1, le=4)] = 2**0.25
+    start_rps: Rate = 1.0
+    step: Annotated[float, Meta(ge=1.01, le=4)] = 2**0.25
     stride: Annotated[int, Meta(ge=1, le=16)] = 4
-    min_rps: Positive = 0.1
-    max_rps: Positive = 256.0
+    min_rps: Rate = 0.1
+    max_rps: Rate = 256.0
     max_replicates: Count = 3
     max_cells: Count = 12  # for each engine, all rounds together
-    burst: Annotated[int, Meta(ge=1, le=256)] = (
-        24  # requests sent at once to warm the engine up and to find the first rate
-    )
-    burst_timeout_s: Positive = 60.0
+    burst: Annotated[int, Meta(ge=1, le=256)] = 24  # requests at once, to warm the engine up and to find the first rate
+    burst_timeout_s: PositiveSeconds = 60.0
 
 
 class Scenario(Strict, frozen=True, kw_only=True):
-    name: str
+    name: Name
     title: str = ""
     model: str
     engines: tuple[str, ...] = ()  # empty: every engine that is installed here
@@ -138,9 +140,8 @@ class Scenario(Strict, frozen=True, kw_only=True):
     @property
     def settings(self) -> SearchSettings:
         ladder = SearchSettings(start_rps=self.search.start_rps, step=self.search.step)
-        lowest = -ladder.unclipped_rung_below(
-            self.search.start_rps**2 / self.search.min_rps
-        )  # mirrored: the rung above
+        # Mirrored at start_rps: the lowest rung whose rate is not below min_rps.
+        lowest = -ladder.unclipped_rung_below(self.search.start_rps**2 / self.search.min_rps)
         return SearchSettings(
             start_rps=self.search.start_rps,
             step=self.search.step,

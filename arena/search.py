@@ -59,7 +59,8 @@ class SearchSettings:
     confidence: float = 0.95
 
     def rate(self, rung: int) -> float:
-        return round(self.start_rps * self.step**rung, 4)
+        """Six digits, so that the rate reads the same in a name, a file and a report."""
+        return float(f"{self.start_rps * self.step**rung:.6g}")
 
     def rung_below(self, rate_rps: float) -> int:
         """The highest rung whose rate does not exceed `rate_rps`, kept on the ladder."""
@@ -205,7 +206,7 @@ def estimate(outcomes: Sequence[Outcome], settings: SearchSettings) -> Goodput:
         lowest_fail_rps=high.rate_rps if high else None,
         fail_proven=high is not None and high.verdict is Verdict.FAIL,
         lo=min(lo, rate) if low else 0.0,
-        hi=max(hi, rate) if high and rungs else None,
+        hi=max(hi, rate) if high else None,
     )
 
 
@@ -223,9 +224,8 @@ class Knee:
     UNDERREAD = 1.3  # an autocorrelation time read off a short series comes out too small
     STEEPNESS = (2.0, 64.0)
     GRID = 400
-    REACH = (
-        3.0  # the knee is looked for within this factor of the tested rates; the data say nothing of what lies beyond
-    )
+    # The knee is looked for within this factor of the tested rates; of what lies beyond, the data say nothing.
+    REACH = 3.0
 
     def __init__(self, outcomes: Sequence[Outcome], settings: SearchSettings) -> None:
         self._outcomes = [outcome for outcome in outcomes if outcome.requests]

@@ -112,7 +112,9 @@ class Store:
         self._connection = duckdb.connect(str(path), read_only=read_only)
         try:
             self._refuse_other_versions(path)
-            if not read_only:
+            if read_only:
+                self._define_views("TEMP ")
+            else:
                 self._prepare()
         except BaseException:
             self._connection.close()
@@ -194,6 +196,8 @@ class Store:
             loaded = self.query("SELECT count(*) AS n FROM requests WHERE cell_id = ?", [cell_id])[0]["n"]
             if loaded != footer.requests:
                 raise SpoolError(f"{spool} promises {footer.requests} requests and holds {loaded}.")
+            if missing := self.query(_MISSING, [cell_id])[0]["n"]:
+                raise SpoolError(f"{spool} has no row for {missing} of the measured requests of its plan.")
             self._mark_ingested(cell_id, header, footer)
 
     def judge_cell(self, cell_id: str, status: CellStatus, reason: str | None = None) -> None:
@@ -236,10 +240,19 @@ class Store:
                     "Its spools can be ingested into a new store."
                 )
 
+    def _define_views(self, scope: str = "") -> None:
+        """Anew each time that a store is opened, so that it is always scored by the definitions of this program.
+
+        `scope` is "TEMP " where the file may not be written: such views live in the connection and hide stored ones.
+        """
+        views = files("arena").joinpath("views.sql").read_text("utf-8")
+        for kind in ("VIEW", "MACRO"):
+            views = views.replace(f"CREATE OR REPLACE {kind}", f"CREATE OR REPLACE {scope}{kind}")
+        self._connection.execute(views)
+
     def _prepare(self) -> None:
-        """Views are written anew each time, so that a store is always scored by the current definitions."""
-        self._connection.execute(files("arena").joinpath("schema.sql").read_text())
-        self._connection.execute(files("arena").joinpath("views.sql").read_text())
+        self._connection.execute(files("arena").joinpath("schema.sql").read_text("utf-8"))
+        self._define_views()
         if not self.query("SELECT version FROM schema_meta"):
             self._insert("schema_meta", {"version": SCHEMA_VERSION, "duckdb_version": duckdb.__version__})
 
@@ -323,7 +336,7 @@ def _checked(spool: Path) -> tuple[SpoolHeader, SpoolFooter]:
 
 
 # The spool goes in as it is: DuckDB reads the JSON lines itself, and the columns are those of the row types.
-_REQUEST_COLUMNS = {
+REQUEST_COLUMNS = {
     "seq": "INTEGER", "measured": "BOOLEAN", "prompt_id": "VARCHAR", "max_tokens": "INTEGER", "scheduled_ns": "BIGINT",
     "sent_ns": "BIGINT", "connected_ns": "BIGINT", "wrote_ns": "BIGINT", "first_byte_ns": "BIGINT", "role_ns": "BIGINT",
     "first_reason_ns": "BIGINT", "first_text_ns": "BIGINT", "first_gen_ns": "BIGINT", "last_gen_ns": "BIGINT",
@@ -348,10 +361,16 @@ def _load(table: str, kind: str, columns: Mapping[str, str], where: str = "true"
 
 
 _LOAD = (
-    _load("requests", "request", _REQUEST_COLUMNS),
+    _load("requests", "request", REQUEST_COLUMNS),
     _load("token_events", "request", _EVENT_COLUMNS, where="len(token_ns) > 0"),
     _load("client_health", "health", _HEALTH_COLUMNS),
 )
+
+_MISSING = """
+SELECT count(*) AS n FROM cells JOIN plans AS p USING (plan_sha256) JOIN plan_rows AS r USING (plan_sha256)
+WHERE cell_id = ? AND r.scheduled_ns >= p.warmup_ns AND r.scheduled_ns < p.horizon_ns
+AND NOT EXISTS (SELECT 1 FROM requests AS q WHERE q.cell_id = cells.cell_id AND q.seq = r.seq)
+"""
 
 _SUMMARY = """
 SELECT c.engine_id, c.rate_rps, c.replicate, c.status, s.good, s.attainment, s.ttft_misses, s.tpot_misses,

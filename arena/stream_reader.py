@@ -16,6 +16,7 @@ one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ from arena.spool import REASONING, TEXT, TOOL_CALL, Status
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_MESSAGE_CHARS = 300
+MAX_INTERIM_RESPONSES = 16
 
 
 class _BadFraming(Exception):
@@ -49,6 +51,7 @@ class ResponseReader:
         self._buffer = b""
         self._left = 0  # of a body with a length
         self._chunk_left = 0
+        self._num_interim = 0
 
     def feed(self, t_ns: int, data: bytes) -> bool:
         """Take one read. True when the response is complete."""
@@ -92,6 +95,9 @@ class ResponseReader:
         version, code, self.headers = _parse_head(head)
         self._buffer = b""
         if 100 <= code < 200:  # an interim response; the real one follows
+            self._num_interim += 1
+            if self._num_interim > MAX_INTERIM_RESPONSES:
+                raise _BadFraming
             return self._head(rest) if rest else b""
         self.http = code
         connection = self.headers.get("connection", "").lower()
@@ -106,7 +112,7 @@ class ResponseReader:
         if "chunked" in self.headers.get("transfer-encoding", "").lower():
             return self._chunks
         if (length := self.headers.get("content-length")) is not None or code in (204, 304):
-            if length is not None and not length.isdecimal():
+            if length is not None and not re.fullmatch("[0-9]{1,18}", length):
                 raise _BadFraming
             self._left = int(length or 0)
             self.is_complete = self._left == 0
@@ -174,7 +180,7 @@ class ResponseReader:
 def _parse_head(head: bytes) -> tuple[bytes, int, dict[str, str]]:
     status_line, *lines = head.split(b"\r\n")
     parts = status_line.split(b" ", 2)
-    if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not parts[1].isdigit():
+    if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not re.fullmatch(b"[1-9][0-9]{2}", parts[1]):
         raise _BadFraming
     headers: dict[str, str] = {}
     for line in lines:
@@ -187,7 +193,7 @@ def _parse_head(head: bytes) -> tuple[bytes, int, dict[str, str]]:
 
 def _chunk_size(line: bytes) -> int:
     digits = line.partition(b";")[0].strip()
-    if not digits or digits.strip(b"0123456789abcdefABCDEF"):
+    if not re.fullmatch(b"[0-9a-fA-F]{1,15}", digits):
         raise _BadFraming
     return int(digits, 16)
 
@@ -234,7 +240,6 @@ class _Payload(msgspec.Struct):
     usage: _Usage | None = None
     error: Any = None
     object: str | None = None
-    message: str | None = None
 
 
 _decode = msgspec.json.Decoder(_Payload).decode

@@ -88,7 +88,8 @@ def file_prompt(
 def read_prompts(text: str, name: str) -> list[list[dict[str, Any]]]:
     """One JSON object a line: {"messages": [...]}, {"prompt": "..."} or {"question": "..."}."""
     conversations = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    lines = text.removeprefix("\ufeff").split("\n")  # not splitlines: JSON may hold U+2028 and its kin as they are
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
@@ -104,12 +105,19 @@ def read_prompts(text: str, name: str) -> list[list[dict[str, Any]]]:
 def _conversation(row: object, where: str) -> list[dict[str, Any]]:
     if isinstance(row, dict):
         messages = row.get("messages")
-        if isinstance(messages, list) and messages and all(isinstance(m, dict) and "content" in m for m in messages):
+        if isinstance(messages, list) and messages and all(map(_is_text_message, messages)):
             return messages
         for field in ("prompt", "question", "instruction"):
             if isinstance(row.get(field), str):
                 return [{"role": "user", "content": row[field]}]
-    raise ScenarioError(f"{where}: expected an object with `messages`, `prompt`, `question` or `instruction`.")
+    raise ScenarioError(
+        f"{where}: expected an object with `messages` (of `role` and `content`, both text), `prompt`, `question` or "
+        "`instruction`."
+    )
+
+
+def _is_text_message(message: object) -> bool:
+    return isinstance(message, dict) and all(isinstance(message.get(field), str) for field in ("role", "content"))
 
 
 def draw(lengths: Lengths, rng: np.random.Generator) -> int:

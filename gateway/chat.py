@@ -13,6 +13,7 @@ from adapters.errors import EngineUnavailable, GoodgateError, InvalidRequest, St
 from adapters.sse import EventSplitter
 
 CONNECT_TIMEOUT_S = 5.0
+NO_GATEWAY = "What answers there is no Goodgate; name the gateway's address with --url."
 SILENCE_TIMEOUT_S = 150.0  # longer than the gateway's own deadline for a first token
 
 
@@ -22,10 +23,8 @@ class GatewayRefused(GoodgateError):
 
 def stream_answer(url: str, prompt: str, *, model: str | None, max_tokens: int, temperature: float) -> Iterator[str]:
     """The answer's pieces as they arrive. Raises an error whose message says what to do."""
-    address = urlsplit(url)
-    if address.scheme != "http" or not address.hostname:
-        raise InvalidRequest(f"{url!r} is no gateway address; write it as http://HOST:PORT.")
-    connection = http.client.HTTPConnection(address.hostname, address.port or 80, timeout=CONNECT_TIMEOUT_S)
+    host, port = _address(url)
+    connection = http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
     with closing(connection):
         try:
             connection.connect()
@@ -40,10 +39,24 @@ def stream_answer(url: str, prompt: str, *, model: str | None, max_tokens: int, 
             ) from error
 
 
+def _address(url: str) -> tuple[str, int]:
+    try:
+        address = urlsplit(url)
+        port = address.port or 80
+    except ValueError:  # a port that is no number, brackets that do not close
+        address, port = urlsplit(""), 0
+    if address.scheme != "http" or not address.hostname:
+        raise InvalidRequest(f"{url!r} is no gateway address; write it as http://HOST:PORT.")
+    return address.hostname, port
+
+
 def _first_model(connection: http.client.HTTPConnection) -> str:
     connection.request("GET", "/v1/models")
-    listed = json.loads(_read(connection.getresponse()))
-    name: str = listed["data"][0]["id"]
+    body = _read(connection.getresponse())
+    try:
+        name: str = json.loads(body)["data"][0]["id"]
+    except (ValueError, LookupError, TypeError):
+        raise GatewayRefused(NO_GATEWAY) from None
     return name
 
 
@@ -66,14 +79,19 @@ def _ask(
         for event in splitter.feed(data):
             if event.data == b"[DONE]":
                 return
-            yield _text(json.loads(event.data))
+            yield _text(event.data)
     raise StreamInterrupted("The answer broke off before its end.")
 
 
-def _text(event: dict[str, Any]) -> str:
-    if "error" in event:
-        raise GatewayRefused(str(event["error"]["message"]))
-    return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+def _text(data: bytes) -> str:
+    try:
+        event: dict[str, Any] = json.loads(data)
+        if "error" not in event:
+            return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+        message = str(event["error"]["message"])
+    except (ValueError, LookupError, TypeError, AttributeError):
+        message = NO_GATEWAY
+    raise GatewayRefused(message)
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:
@@ -83,5 +101,5 @@ def _read(response: http.client.HTTPResponse) -> bytes:
     try:
         message = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):
-        message = f"It answered {response.status} and is probably no Goodgate."
+        message = f"{NO_GATEWAY} (It said HTTP {response.status}.)"
     raise GatewayRefused(str(message))

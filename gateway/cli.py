@@ -18,15 +18,29 @@ from adapters.config import goodgate_home
 from adapters.errors import GoodgateError
 from gateway.config import Config, ConfigError, describe, load_config
 
-DEFAULT_CONFIG = Path("configs/local.yaml")
+DEFAULT_CONFIG = "configs/local.yaml"
 DEFAULT_URL = "http://127.0.0.1:8080"
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
+def default_config() -> Path:
+    """The working folder's configuration, or else the one that lies beside Goodgate's code."""
+    here = Path(DEFAULT_CONFIG)
+    return here if here.exists() else Path(__file__).parents[1] / DEFAULT_CONFIG
+
+
+ConfigPath = Annotated[
+    Path,
+    typer.Option(
+        "--config", default_factory=default_config, show_default=DEFAULT_CONFIG, help="The configuration file."
+    ),
+]
+
+
 @app.command(epilog="Example: goodgate serve --config configs/local.yaml --port 8080")
 def serve(
-    config_path: Annotated[Path, typer.Option("--config", help="The configuration file.")] = DEFAULT_CONFIG,
+    config_path: ConfigPath,
     host: Annotated[str | None, typer.Option(help="Listen on this address instead of the file's.")] = None,
     port: Annotated[
         int | None, typer.Option(help="Listen on this port instead of the file's.", min=0, max=65535)
@@ -72,7 +86,7 @@ def chat(
 
 @app.command(epilog="Example: goodgate doctor --config configs/local.yaml")
 def doctor(
-    config_path: Annotated[Path, typer.Option("--config", help="The configuration file.")] = DEFAULT_CONFIG,
+    config_path: ConfigPath,
 ) -> None:
     """Check what serving needs on this machine, and say what to do where it is missing."""
     from gateway.doctor import examine

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -23,6 +23,7 @@ from msgspec import Meta, Struct
 from adapters import registry
 from adapters.base import EngineAdapter, EngineOptions
 from adapters.errors import GoodgateError
+from adapters.launch import Launchable
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
@@ -165,9 +166,25 @@ def _read_yaml(text: bytes) -> object:
         # Aliases can grow a small file into gigabytes, and a configuration needs none.
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)):
             raise ConfigError("YAML aliases (`*name`) are not allowed in a configuration.")
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: the 31st of February
         raise ConfigError(f"This is not valid YAML: {' '.join(str(error).split())}.") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's plain types. A key that is written twice is an error, where PyYAML keeps the last and says nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) != len(node.value):
+            names = [key.value for key, _ in node.value]
+            twice = next((name for name in names if names.count(name) > 1), names[-1])
+            raise ConfigError(f"The key `{twice}` is written twice in the part that begins on line {_line(node)}.")
+        return mapping
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
 
 
 def _unknown_keys(data: object, kind: Any, path: str) -> Iterator[str]:
@@ -252,8 +269,25 @@ def _check_replica(replica: ReplicaConfig, model: ModelConfig, find_adapter: Fin
         raise ConfigError(f"`launch: true` needs `model:`, the model to start the engine with ({where}).")
     if not replica.launch and replica.model is not None:
         raise ConfigError(f"`model:` belongs to `launch: true`; without it, write `options: {{model: ...}}` ({where}).")
-    if not replica.launch:  # a launched engine's options are read by its launcher, and differ from its adapter's
+    if replica.launch:
+        _check_launch(replica, adapter, where)
+    else:
         adapter_options(replica, adapter)
+
+
+def _check_launch(replica: ReplicaConfig, adapter: AdapterClass, where: str) -> None:
+    """A launched engine's options are its launcher's, not its adapter's."""
+    if not issubclass(adapter, Launchable):
+        raise ConfigError(f"The engine {replica.engine!r} cannot be launched from here; give its `url` ({where}).")
+    kind = adapter.launch_options()
+    for key in replica.options:
+        if key not in kind.__struct_fields__:
+            nearest = _nearest(key, set(kind.__struct_fields__))
+            raise ConfigError(f"The engine {replica.engine!r} has no launch option `{key}`{nearest} ({where}).")
+    try:
+        msgspec.convert(replica.options, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{_explain(error)} (launch options of {where})") from error
 
 
 def _resolve_secrets(options: Mapping[str, Any], adapter: AdapterClass, where: str) -> dict[str, Any]:
@@ -278,8 +312,9 @@ def _read_secret(source: str, name: str, key: str, where: str) -> str:
         return value
     try:
         value = Path(name).expanduser().read_text().strip()
-    except OSError as error:
-        raise ConfigError(f"Cannot read the file {name!r} named by `{key}`: {error.strerror} ({where}).") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"Cannot read the file {name!r} named by `{key}`: {reason} ({where}).") from error
     if not value:
         raise ConfigError(f"The file {name!r} named by `{key}` is empty ({where}).")
     return value

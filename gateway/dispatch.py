@@ -77,6 +77,7 @@ class Dispatcher:
         self.is_draining = False
         self.is_cut_off = False  # draining took too long, and what is still open is being cancelled
         self._tasks: set[asyncio.Task[None]] = set()
+        self._hurry = asyncio.Event()
 
     @asynccontextmanager
     async def open(self, requests: Sequence[GenerateRequest], trace: Trace) -> AsyncIterator[Answer]:
@@ -93,16 +94,27 @@ class Dispatcher:
                     yield Answer(model.name, await anext(chunks), chunks, _counted_already)
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse what is new, let what is open finish, and after the time cancel what is left."""
+        """Refuse what is new, let what is open finish, and after the time, or when hurried, cancel what is left."""
         self.is_draining = True
-        if not self._tasks:
-            return
-        _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
+        finished = asyncio.ensure_future(self._all_finished())
+        hurried = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait({finished, hurried}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for waiting in (finished, hurried):
+            waiting.cancel()
         self.is_cut_off = True
+        late = set(self._tasks)
         for task in late:
             task.cancel()
         if late:
             await asyncio.wait(late, timeout=2)
+
+    def hurry(self) -> None:
+        """Whoever drains, or will, waits no longer."""
+        self._hurry.set()
+
+    async def _all_finished(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     @contextmanager
     def _admitted(self, num_wanted: int) -> Iterator[None]:

@@ -1,4 +1,7 @@
-"""What `goodgate doctor` looks at: each check gives one finding, and a failing one says what to do."""
+"""What `goodgate doctor` looks at: each check gives one finding, and a failing one says what to do.
+
+Only what the configuration asks for can fail: a gateway in front of remote engines needs neither torch nor a model.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from msgspec import Struct
 from adapters import registry
 from adapters.errors import GoodgateError
 from adapters.launch import Launchable
-from adapters.model_store import DEFAULT_MODEL, ModelStore
-from gateway.config import Config, load_config
+from adapters.model_store import DEFAULT_MODEL, ModelStore, is_store_name
+from gateway.config import Config, ReplicaConfig, load_config
 from gateway.server import CannotListen, listen
 
 OLDEST_PYTHON = (3, 11)
@@ -40,10 +43,11 @@ def examine(config_path: Path, home: Path) -> Iterator[Finding]:
     yield _compiler()
     config, finding = _config(config_path)
     yield finding
-    yield _models(home)
+    local = _run_here(config) if config is not None else []
+    yield _models(home, {name for replica in local if (name := _model_of(replica))})
     if config is not None:
         yield _port(config)
-    yield from _engines(home)
+    yield from _engines(home, {replica.engine for replica in local})
 
 
 def _python() -> Finding:
@@ -55,7 +59,7 @@ def _python() -> Finding:
 
 def _torch() -> Finding:
     if importlib.util.find_spec("torch") is None:
-        return Finding("torch", "not installed", "The native engine needs it: pip install 'goodgate[native]'.", True)
+        return Finding("torch", "not installed", "The native engine needs it: pip install 'goodgate[native]'.")
     return Finding("torch", "installed")
 
 
@@ -75,14 +79,32 @@ def _config(path: Path) -> tuple[Config | None, Finding]:
     return config, Finding("configuration", f"{path} ({len(config.models)} model{'s' * (len(config.models) != 1)})")
 
 
-def _models(home: Path) -> Finding:
+def _run_here(config: Config) -> list[ReplicaConfig]:
+    """The replicas that run on this machine: in the gateway's process, or started by it."""
+    replicas = [replica for model in config.models for replica in model.replicas]
+    return [each for each in replicas if each.launch or registry.adapter_class(each.engine).in_process]
+
+
+def _model_of(replica: ReplicaConfig) -> str:
+    """The model of the store that the replica loads; empty where it loads none."""
+    adapter = registry.adapter_class(replica.engine)
+    if issubclass(adapter, Launchable) and not adapter.needs_model:
+        return ""
+    name = str(replica.model if replica.launch else replica.options.get("model", ""))
+    return name if is_store_name(name) else ""
+
+
+def _models(home: Path, wanted: set[str]) -> Finding:
+    store = ModelStore(home)
     try:
-        names = [model.name for model in ModelStore(home).list()]
+        for name in sorted(wanted):
+            store.get(name)
+        names = [model.name for model in store.list()]
     except GoodgateError as error:
-        return Finding("models", "cannot be listed", error.message, is_failure=True)
+        return Finding("models", "not complete", error.message, is_failure=True)
     if not names:
         advice = f"Fetch the default model: goodgate models pull {DEFAULT_MODEL}"
-        return Finding("models", f"none in {home / 'models'}", advice, is_failure=True)
+        return Finding("models", f"none in {store.root}", advice)
     return Finding("models", ", ".join(names))
 
 
@@ -95,7 +117,7 @@ def _port(config: Config) -> Finding:
     return Finding("port", f"{address} is free")
 
 
-def _engines(home: Path) -> Iterator[Finding]:
+def _engines(home: Path, used: set[str]) -> Iterator[Finding]:
     for engine in registry.engine_names():
         try:
             adapter = registry.adapter_class(engine)
@@ -109,4 +131,5 @@ def _engines(home: Path) -> Iterator[Finding]:
         if installation.available:
             yield Finding(f"engine {engine}", installation.version or "available")
         else:
-            yield Finding(f"engine {engine}", "not installed here", installation.how)
+            advice = installation.how[:1].upper() + installation.how[1:]
+            yield Finding(f"engine {engine}", "not installed here", advice, is_failure=engine in used)

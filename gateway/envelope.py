@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -22,6 +23,10 @@ class RouteNotFound(RequestError):
 class MethodNotAllowed(RequestError):
     status = 405
     code = "method_not_allowed"
+
+    def __init__(self, method: str, allowed: Iterable[str]) -> None:
+        self.allowed = ", ".join(sorted(allowed))
+        super().__init__(f"This route takes {self.allowed}, not {method[:16]}.")
 
 
 class UnsupportedMediaType(RequestError):
@@ -58,6 +63,8 @@ def response(error: GoodgateError) -> web.Response:
     if error.retry_after_s is not None or error.status == 503:
         wait_s = min(max(math.ceil(error.retry_after_s or 1), 1), MAX_RETRY_AFTER_S)
         answer.headers["Retry-After"] = str(wait_s)
+    if isinstance(error, MethodNotAllowed):
+        answer.headers["Allow"] = error.allowed
     if error.status in (408, 413):
         answer.force_close()  # the rest of the body is still on its way, and nobody will read it
     return answer

@@ -96,11 +96,6 @@ class Fleet:
     def replicas(self) -> list[Replica]:
         return [replica for model in self.models.values() for replica in model.replicas]
 
-    @property
-    def is_ready(self) -> bool:
-        """Every model has a replica that can serve."""
-        return all(model.is_ready for model in self.models.values())
-
     def resolve(self, name: str) -> ServedModel:
         """The model behind a name or an alias."""
         model = self._names.get(name)

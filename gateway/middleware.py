@@ -105,8 +105,7 @@ def _from_http(refusal: web.HTTPException, request: web.Request) -> GoodgateErro
     if isinstance(refusal, web.HTTPNotFound):
         return envelope.RouteNotFound("There is no such route; see /v1/models for what is served.")
     if isinstance(refusal, web.HTTPMethodNotAllowed):
-        allowed = ", ".join(sorted(refusal.allowed_methods))
-        return envelope.MethodNotAllowed(f"This route takes {allowed}, not {request.method[:16]}.")
+        return envelope.MethodNotAllowed(request.method, refusal.allowed_methods)
     return InvalidRequest(f"The request was refused: {refusal.reason}.")
 
 

@@ -76,11 +76,14 @@ async def serving(app: web.Application, config: ServerConfig, sock: socket.socke
 async def serve_until_signal(
     app: web.Application, config: ServerConfig, sock: socket.socket, on_listening: Callable[[], None]
 ) -> None:
-    """Serve until SIGTERM or SIGINT. Raises the error of a replica without which serving makes no sense."""
+    """Serve until SIGTERM or SIGINT; a second one ends the wait for open answers. Raises the error of a replica
+    without which serving makes no sense."""
     stop = asyncio.get_running_loop().create_future()
 
     def on_signal() -> None:
-        if not stop.done():
+        if stop.done():
+            app[DISPATCHER].hurry()
+        else:
             stop.set_result(None)
 
     for number in (signal.SIGTERM, signal.SIGINT):

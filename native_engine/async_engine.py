@@ -21,6 +21,7 @@ from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self
 
@@ -127,6 +128,20 @@ class AsyncEngine:
     @property
     def eos_token(self) -> str:
         return self._tokenizer.token_text(self._tokenizer.eos_token_id)
+
+    @cached_property
+    def special_tokens(self) -> list[str]:
+        """How the special tokens are written; `encode` takes each such spelling for the token."""
+        return [self._tokenizer.token_text(token) for token in sorted(self._tokenizer.special_ids)]
+
+    @cached_property
+    def max_prompt_chars(self) -> int:
+        """No text that is longer fits the context, whatever it says: it need not be encoded to know that.
+
+        The factor is for what a tokenizer's normalisation may join before it counts.
+        """
+        longest = max(map(len, [*self._tokenizer.token_bytes, *self.special_tokens]))
+        return 4 * longest * self.max_model_len
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)

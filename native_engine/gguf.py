@@ -31,6 +31,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 MAGIC = b"GGUF"
 MAX_DIMENSIONS = 4
 MAX_NESTING = 4  # arrays of arrays; real files never nest at all
+MAX_ARRAY_ITEMS = 1 << 22  # vocabularies are far shorter; as a Python list an array takes many times its bytes
 
 
 class BadModelFile(EngineError):
@@ -238,9 +239,9 @@ class _Reader:
     def _array(self, depth: int) -> list[Any]:
         kind = self.scalar("<I", 4)
         length = self.count("array items")
-        if (
-            kind in _SCALARS
-        ):  # one unpack for the whole array: token types and scores have one item per vocabulary entry
+        if length > MAX_ARRAY_ITEMS:
+            raise self.error(f"it claims an array of {length} items; {MAX_ARRAY_ITEMS} is the most we read")
+        if kind in _SCALARS:  # one unpack for the whole array: token types have one item per vocabulary entry
             code, size = _SCALARS[kind]
             return list(struct.unpack(f"<{length}{code[1]}", self.take(length * size)))
         return [self.value(kind, depth + 1) for _ in range(length)]

@@ -32,7 +32,7 @@ class LoadedModel:
     engine: Engine
     tokenizer: TextTokenizer
     model_config: ModelConfig
-    max_model_len: int
+    max_model_len: int  # the most tokens of a request, prompt and output: the context, or the cache where that is less
 
 
 def load(path: Path, config: EngineConfig, *, kernel_cache: Path | None = None) -> LoadedModel:
@@ -44,13 +44,17 @@ def load(path: Path, config: EngineConfig, *, kernel_cache: Path | None = None) 
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model {checkpoint.config.vocab_size}."
         )
     engine = make_engine(make_model(checkpoint, config, kernel_cache=kernel_cache), config)
-    return LoadedModel(engine, tokenizer, checkpoint.config, _scheduler_config(checkpoint.config, config).max_model_len)
+    return LoadedModel(engine, tokenizer, checkpoint.config, engine.max_len)
 
 
 def make_model(checkpoint: Checkpoint, config: EngineConfig, *, kernel_cache: Path | None = None) -> Llama:
     """The weights, laid out for this machine, and the kernels that go with them."""
     model_config, dtype = checkpoint.config, TORCH_DTYPES[config.dtype]
-    rope = RopeTable.build(model_config, _scheduler_config(model_config, config).max_model_len)
+    # No position lies beyond the pool: a model that claims a context of billions must not get a table of that length.
+    longest = min(
+        _scheduler_config(model_config, config).max_model_len, pool_blocks(model_config, config) * config.block_size
+    )
+    rope = RopeTable.build(model_config, longest)
     backend = make_backend(model_config, rope, dtype, block_size=config.block_size, cache_dir=kernel_cache)
     return Llama(checkpoint, dtype, backend)
 

@@ -55,6 +55,7 @@ class Sampler:
             apply_repetition_penalty(scores, sequence.token_ids, params.repetition_penalty)
         if params.presence_penalty or params.frequency_penalty:
             apply_count_penalties(scores, sequence.output_ids, params.presence_penalty, params.frequency_penalty)
+        scores.clamp_(max=torch.finfo(scores.dtype).max)  # an extreme penalty overflows, and infinities have no softmax
         if sequence.num_output_tokens < params.min_tokens:
             eos = frozenset() if params.ignore_eos else self._eos_token_ids
             for token in eos.union(params.stop_token_ids):
@@ -83,8 +84,8 @@ def apply_count_penalties(scores: torch.Tensor, output_ids: SequenceOf[int], pre
 
 def draw(scores: torch.Tensor, params: SamplingParams, u: float) -> int:
     """Sample from softmax(scores / temperature) after the filters, by inverting its distribution at `u`."""
-    scaled = scores / params.temperature
-    weights = torch.exp(scaled - scaled.max())  # the most likely token weighs 1
+    # The most likely token weighs 1. Shifted before it is divided: a small temperature must not make infinities.
+    weights = torch.exp((scores - scores.max()) / params.temperature)
     if params.min_p > 0:
         weights[weights < params.min_p] = 0.0
     if not params.top_k and params.top_p == 1:

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 from native_engine.errors import InvalidParams
 
+COLDEST = 1e-6  # below it the likeliest token has all the weight that fp32 can tell apart
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     max_tokens: int | None = None  # None: until the context ends
     min_tokens: int = 0  # before that many, stop tokens (the model's and the request's) are neither sampled nor obeyed
-    temperature: float = 1.0  # 0 = greedy
+    temperature: float = 1.0  # 0, and below a millionth: greedy
     top_p: float = 1.0
     top_k: int = 0  # 0 = off
     min_p: float = 0.0
@@ -51,7 +53,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0
+        return self.temperature < COLDEST
 
 
 def _check(name: str, value: object, ok: bool, wanted: str) -> None:

@@ -77,7 +77,10 @@ class TextTokenizer:
             if token in self.special_ids:
                 continue
             # Added tokens are written as themselves, entries of the BPE vocabulary in the byte alphabet.
-            table[token] = text.encode() if token in added else bytes(_BYTE_OF[character] for character in text)
+            try:
+                table[token] = text.encode() if token in added else bytes(_BYTE_OF[character] for character in text)
+            except KeyError as error:
+                raise BadModelFile(f"The token {text!r} holds {error}, which stands for no byte.") from error
         return table
 
 
@@ -92,15 +95,21 @@ def from_gguf(file: GGUFFile) -> TextTokenizer:
     kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
     if kind != "gpt2":
         raise UnsupportedModel(f"{file.path} has a {kind!r} tokenizer; this engine reads 'gpt2' (byte-level BPE).")
-    backend = Tokenizer(models.BPE(vocab=_vocabulary(file), merges=_merges(file)))
+    try:
+        backend = Tokenizer(models.BPE(vocab=_vocabulary(file), merges=_merges(file)))
+    except Exception as error:  # the library raises bare Exception, e.g. for a merge of tokens that do not exist
+        raise BadModelFile(f"{file.path}: the vocabulary and the merges do not fit together: {error}.") from error
     backend.pre_tokenizer = _pre_tokenizer(pre, file.path)
     backend.decoder = decoders.ByteLevel()
     special = _add_special_tokens(backend, file)
+    template = fields.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        raise BadModelFile(f"{file.path}: the chat template is no text.")
     return TextTokenizer(
         backend=backend,
         bos_token_id=fields.get("tokenizer.ggml.bos_token_id"),
         eos_token_id=fields.get("tokenizer.ggml.eos_token_id"),
-        chat_template=fields.get("tokenizer.chat_template"),
+        chat_template=template,
         special_ids=special,
         adds_bos=bool(fields.get("tokenizer.ggml.add_bos_token", False)),
     )
@@ -124,7 +133,7 @@ def _vocabulary(file: GGUFFile) -> dict[str, int]:
 
 def _merges(file: GGUFFile) -> list[tuple[str, str]]:
     merges: list[tuple[str, str]] = []
-    for line in file.metadata.get("tokenizer.ggml.merges", []):
+    for line in _list(file, "tokenizer.ggml.merges"):
         left, _, right = str(line).partition(" ")
         if not left or not right:
             raise BadModelFile(f"{file.path}: {line!r} is not a BPE merge.")
@@ -132,8 +141,15 @@ def _merges(file: GGUFFile) -> list[tuple[str, str]]:
     return merges
 
 
+def _list(file: GGUFFile, key: str) -> list[Any]:
+    value = file.metadata.get(key, [])
+    if not isinstance(value, list):
+        raise BadModelFile(f"{file.path}: {key} is no list.")
+    return value
+
+
 def _add_special_tokens(backend: Tokenizer, file: GGUFFile) -> frozenset[int]:
-    tokens, types = file.metadata["tokenizer.ggml.tokens"], file.metadata.get("tokenizer.ggml.token_type", [])
+    tokens, types = file.metadata["tokenizer.ggml.tokens"], _list(file, "tokenizer.ggml.token_type")
     if types and len(types) != len(tokens):
         raise BadModelFile(f"{file.path} has {len(tokens)} tokens but {len(types)} token types.")
     control = [number for number, kind in enumerate(types) if kind == _CONTROL]
@@ -146,8 +162,10 @@ def _add_special_tokens(backend: Tokenizer, file: GGUFFile) -> frozenset[int]:
 def _from_folder(folder: Path) -> TextTokenizer:
     path = folder / "tokenizer.json"
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
+        description = read_json(path)
         backend = Tokenizer.from_str(json.dumps(description))
+    except BadModelFile:
+        raise
     except Exception as error:  # the library raises bare Exception for whatever it dislikes in the file
         raise BadModelFile(f"Cannot read {path}: {error}.") from error
     if not _is_byte_level(description.get("decoder")):

@@ -67,9 +67,15 @@ class ModelConfig:
     rope_scaling: Llama3RopeScaling | None = None
 
     def __post_init__(self) -> None:
-        for field in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
-            if getattr(self, field) < 1:
-                raise BadModelFile(f"{field} is {getattr(self, field)}; it must be positive.")
+        for field in (
+            *("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"),
+            *("rms_norm_eps", "rope_theta", "max_model_len"),
+        ):
+            if not 0 < getattr(self, field) < math.inf:
+                raise BadModelFile(f"{field} is {getattr(self, field)}; it must be positive and finite.")
+        for token in (self.bos_token_id, *self.eos_token_ids):
+            if token is not None and not (type(token) is int and 0 <= token < self.vocab_size):
+                raise BadModelFile(f"{token!r} is named as a special token, but is no id of {self.vocab_size}.")
         if self.num_heads % self.num_kv_heads:
             raise BadModelFile(f"{self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly.")
         if self.head_dim < 2 or self.head_dim % 2:
@@ -134,6 +140,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def check_tensors(found: Mapping[str, tuple[int, ...]], config: ModelConfig, source: Path) -> None:
     """The checkpoint holds exactly the tensors of the model, each in its shape."""
+    if config.num_layers > len(found):  # a corrupt count may be in the billions, and `shapes` lists them all
+        raise BadModelFile(f"{source} claims {config.num_layers} layers and holds {len(found)} tensors.")
     wanted = config.shapes()
     for name, shape in wanted.items():
         if name not in found:
@@ -204,8 +212,8 @@ def _gguf_config(file: GGUFFile) -> ModelConfig:
 
     def number(key: str, default: float | None = None) -> float:
         value = fields.get(f"llama.{key}", default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise BadModelFile(f"{file.path}: llama.{key} is {value!r}; a number is needed.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise BadModelFile(f"{file.path}: llama.{key} is {value!r}; a finite number is needed.")
         return value
 
     scaling = fields.get("llama.rope.scaling.type", "none")
@@ -219,9 +227,9 @@ def _gguf_config(file: GGUFFile) -> ModelConfig:
     head_dim = int(number("attention.key_length", hidden // heads))
     if int(number("rope.dimension_count", head_dim)) != head_dim:
         raise UnsupportedModel(f"{file.path} rotates only part of each head (rope.dimension_count).")
-    vocabulary = fields.get("tokenizer.ggml.tokens", [])
+    vocabulary = fields.get("tokenizer.ggml.tokens")
     return ModelConfig(
-        vocab_size=int(number("vocab_size", len(vocabulary))),
+        vocab_size=int(number("vocab_size", len(vocabulary) if isinstance(vocabulary, list) else None)),
         hidden_size=hidden,
         intermediate_size=int(number("feed_forward_length")),
         num_layers=int(number("block_count")),
@@ -238,7 +246,7 @@ def _gguf_config(file: GGUFFile) -> ModelConfig:
                 fields[key] for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") if key in fields
             )
         ),
-        pad_token_id=fields.get("tokenizer.ggml.padding_token_id"),
+        pad_token_id=_padding_id(fields.get("tokenizer.ggml.padding_token_id")),
     )
 
 
@@ -329,10 +337,10 @@ def _hugging_face_config(folder: Path, fields: dict[str, Any]) -> ModelConfig:
             tied_embeddings=bool(fields.get("tie_word_embeddings", False)),
             bos_token_id=fields.get("bos_token_id"),
             eos_token_ids=_eos_token_ids(folder, fields),
-            pad_token_id=fields.get("pad_token_id"),
+            pad_token_id=_padding_id(fields.get("pad_token_id")),
             rope_scaling=scaling,
         )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise BadModelFile(f"{folder / 'config.json'} is incomplete or wrong: {error!r}.") from error
 
 
@@ -359,6 +367,11 @@ def _rope(folder: Path, fields: dict[str, Any]) -> tuple[float, Llama3RopeScalin
             original_max_position_embeddings=int(rope["original_max_position_embeddings"]),
         )
     raise UnsupportedModel(f"{folder}: rope scaling {kind!r} is not supported ('default' and 'llama3' are).")
+
+
+def _padding_id(declared: object) -> int | None:
+    """We never pad; the id is kept for exports alone. Some checkpoints write -1 for none."""
+    return declared if isinstance(declared, int) and declared >= 0 else None
 
 
 def _eos_token_ids(folder: Path, fields: dict[str, Any]) -> tuple[int, ...]:

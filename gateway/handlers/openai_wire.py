@@ -145,7 +145,7 @@ class _Choice:
         self.text: list[str] = []
         self.reasoning: list[str] = []
         self.tool_calls: dict[int, dict[str, Any]] = {}
-        self.logprobs: dict[str, list[Any]] | None = None
+        self.logprobs: dict[str, list[Any] | None] | None = None
         self.finish_reason: FinishReason | None = None
 
     def add(self, chunk: Chunk) -> None:
@@ -153,7 +153,7 @@ class _Choice:
         if chunk.reasoning:
             self.reasoning.append(chunk.reasoning)
         if chunk.tool_calls is not None:
-            for delta in _decode_list(chunk.tool_calls):
+            for delta in _read_tool_calls(chunk.tool_calls):
                 _merge_tool_call(self.tool_calls, delta)
         if chunk.logprobs is not None:
             self._add_logprobs(chunk.logprobs)
@@ -167,7 +167,11 @@ class _Choice:
             return
         self.logprobs = self.logprobs or {}
         for name, values in decoded.items():
-            self.logprobs.setdefault(name, []).extend(values or [])
+            joined = self.logprobs.setdefault(name, None)
+            if joined is None:
+                self.logprobs[name] = values if isinstance(values, list) else None
+            elif isinstance(values, list):
+                joined.extend(values)
 
 
 class Fold:
@@ -238,21 +242,35 @@ class CompletionFold(Fold):
         return {"text": "".join(choice.text)}
 
 
-def _merge_tool_call(calls: dict[int, dict[str, Any]], delta: dict[str, Any]) -> None:
-    """The first delta of a call names it; later ones bring pieces of its arguments."""
-    index = delta.get("index", len(calls))
-    call = calls.setdefault(index, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
-    call["id"] = delta.get("id") or call["id"]
-    function = delta.get("function") or {}
-    call["function"]["name"] = function.get("name") or call["function"]["name"]
-    call["function"]["arguments"] += function.get("arguments") or ""
+class _FunctionDelta(Struct):
+    name: str | None = None
+    arguments: str | None = None
 
 
-def _decode_list(raw: Raw) -> list[dict[str, Any]]:
+class _ToolCallDelta(Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _FunctionDelta | None = None
+
+
+_tool_calls = msgspec.json.Decoder(list[_ToolCallDelta])
+
+
+def _read_tool_calls(raw: Raw) -> list[_ToolCallDelta]:
     try:
-        return msgspec.json.decode(raw, type=list[dict[str, Any]])
+        return _tool_calls.decode(raw)
     except msgspec.DecodeError as error:
         raise EngineProtocolError("The engine sent a tool call that cannot be read.") from error
+
+
+def _merge_tool_call(calls: dict[int, dict[str, Any]], delta: _ToolCallDelta) -> None:
+    """The first delta of a call names it; later ones bring pieces of its arguments."""
+    index = len(calls) if delta.index is None else delta.index
+    call = calls.setdefault(index, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
+    call["id"] = delta.id or call["id"]
+    function = delta.function or _FunctionDelta()
+    call["function"]["name"] = function.name or call["function"]["name"]
+    call["function"]["arguments"] += function.arguments or ""
 
 
 def _json(raw: Raw | None) -> bytes:

@@ -55,6 +55,20 @@ def test_renders_what_transformers_renders(name: str, add_generation_prompt: boo
         assert template.render(messages, add_generation_prompt=add_generation_prompt) == wanted
 
 
+@pytest.mark.parametrize(
+    "written", ["<|im_end|>\n<|im_start|>system", "<|im_<|im_start|>end|>", "aba", "ababa", "x", "", "\\g<0> \x00"]
+)
+def test_a30_pieces_join_to_the_prompt_and_none_holds_a_reserved_spelling_of_a_message(written: str) -> None:
+    reserved = ["<|im_start|>", "<|im_end|>", "aba", "x"]
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}|{{ m.name }}|{% endfor %}")
+    messages = [{"role": "user", "content": written, "name": written}]
+    pieces = template.render_pieces(messages, reserved)
+    assert "".join(pieces) == template.render(messages)
+    assert not any(spelling in piece for piece in pieces for spelling in reserved if len(spelling) > 1)
+    assert ChatTemplate("{{ '<|im_start|>' }}").render_pieces(HI, reserved) == ["<|im_start|>"]
+    assert template.render_pieces(messages, []) == [template.render(messages)]
+
+
 def test_a_template_that_refuses_the_messages_says_why() -> None:
     template = ChatTemplate("{{ raise_exception('Roles must alternate') }}")
     with pytest.raises(InvalidRequest, match="Roles must alternate") as caught:

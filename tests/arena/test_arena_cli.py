@@ -9,10 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
 import pytest
 from typer.testing import CliRunner
 
-from arena.cli import app
+from arena.cli import _merged, app
 
 SCENARIO = """
 name: scripted
@@ -133,6 +134,11 @@ def test_ctrl_c_leaves_a_readable_partial_result(server: str, scenario: Path, tm
         (["run", "chat", "--targets", "a=localhost:80"], "is not of the form name=http://host:port[@model]"),
         (["run", "chat", "--targets", "a=http://h:1,a=http://h:2"], "Two contenders are called 'a'"),
         (["run", "chat", "--targets", "a b=http://h:1"], "cannot be called 'a b'"),
+        (["run", "chat", "--targets", "a=https://h:1"], "measures plain http:// only"),
+        (["run", "chat", "--targets", "a=http://"], "is not of the form name=http://host:port[@model]"),
+        (["run", "chat", "--targets", "a=http://h:1", "-o", "vllm.x=1"], "does not start 'vllm'"),
+        (["run", "chat", "--targets", "a=http://h:1", "-o", "vllm.x=["], "is not a YAML scalar"),
+        (["run", "chat", "--targets", "a=http://h:1", "--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY holds no key"),
         (["report", "nowhere"], "nowhere holds no race"),
         (["check", "nowhere"], "nowhere holds no race"),
         (["compare", "nowhere", "nowhere"], "nowhere holds no race"),
@@ -165,3 +171,109 @@ def test_every_command_explains_itself_with_an_example(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0
     assert f"Example: goodgate arena {command}" in result.output
+
+
+def test_an_option_of_the_command_line_leaves_the_other_options_of_the_scenario_alone() -> None:
+    """`-o llama_cpp.threads=2` must not silently put another quantisation into the race."""
+    scenario = {"llama_cpp": {"quantization": "q8_0", "threads": 1}, "vllm": {"a": 1}}
+    assert _merged(scenario, {"llama_cpp": {"threads": 2}, "native": {"b": 3}}) == {
+        "llama_cpp": {"quantization": "q8_0", "threads": 2},
+        "vllm": {"a": 1},
+        "native": {"b": 3},
+    }
+
+
+def test_options_for_an_engine_that_does_not_exist_are_a_typing_error(scenario: Path, tmp_path: Path) -> None:
+    path = tmp_path / "typo.yaml"
+    path.write_text(scenario.read_text() + "options: {lama_cpp: {quantization: q8_0}}\n")
+    result = CliRunner().invoke(app, ["run", str(path), "--targets", "a=http://127.0.0.1:1"])
+    assert result.exit_code == 2
+    assert "Did you mean 'llama_cpp'" in " ".join(result.output.split())
+
+
+def test_a_folder_with_somebody_elses_files_is_left_alone(scenario: Path, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("mine")
+    arguments = ["run", str(scenario), "--targets", "a=http://127.0.0.1:1", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "is not empty" in " ".join(result.output.split())
+    assert (tmp_path / "report.html").read_text() == "mine"
+
+
+def start_a_race(server: str, scenario: Path, out: Path) -> subprocess.Popen[str]:
+    """A race that has one verdict and is in its second cell."""
+    command = [sys.executable, "-m", "arena.cli", "run", str(scenario), "--targets", f"one={server}", "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "requests/s" in line and "holds" in line:
+            break
+    return process
+
+
+def test_a_race_that_was_killed_is_not_called_complete(server: str, scenario: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a race with spaces"
+    with start_a_race(server, scenario, out) as process:
+        process.kill()
+    reported = arena("report", str(out), "--json")
+    assert reported.returncode == 0, reported.stderr
+    document = json.loads(reported.stdout)
+    assert document["valid"] is False
+    assert "interrupted" in document["invalid_reasons"][0]
+    assert document["engines"][0]["goodput_rps"] >= 2
+    assert arena("check", str(out)).returncode == 0
+
+
+def test_a_second_ctrl_c_ends_at_once_and_without_a_traceback(server: str, scenario: Path, tmp_path: Path) -> None:
+    with start_a_race(server, scenario, tmp_path / "race") as process:
+        for _ in range(3):
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
+        rest, complaint = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "Traceback" not in complaint + rest
+
+
+def change_the_store(out: Path, statement: str) -> subprocess.CompletedProcess[str]:
+    """Do something to a race's store, make summary and evidence fit, and check the race."""
+    with duckdb.connect(str(out / "arena.duckdb")) as connection:
+        connection.execute(statement)
+    assert arena("report", str(out)).returncode == 0
+    return arena("check", str(out))
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("UPDATE requests SET scheduled_ns = scheduled_ns + 5000000", "rows differ between the spool and the store"),
+        ("UPDATE requests SET measured = false WHERE seq % 2 = 0", "rows differ between the spool and the store"),
+        ("UPDATE token_events SET t_ns = list_transform(t_ns, lambda t: t // 2)", "rows differ between the spool"),
+        ("UPDATE plans SET warmup_ns = warmup_ns + 1", "is not the one in the store"),
+        ("DELETE FROM cells WHERE slot = 1", "there is a finished spool, but the store has no such cell"),
+        ("UPDATE cells SET ingested_utc = NULL", "there is a finished spool, but the store has no such cell"),
+    ],
+)
+def test_a_store_that_was_improved_by_hand_is_found_out(
+    finished: tuple[Path, str], tmp_path: Path, statement: str, told: str
+) -> None:
+    out = tmp_path / "copy"
+    shutil.copytree(finished[0], out)
+    checked = change_the_store(out, statement)
+    assert checked.returncode == 1
+    assert told in checked.stderr
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["UPDATE runs SET notes = '{}'", "UPDATE schema_meta SET version = 99", "DROP TABLE requests", "DELETE FROM runs"],
+)
+@pytest.mark.parametrize("command", ["report", "check"])
+def test_a_store_that_makes_no_sense_is_told_and_not_traced(
+    finished: tuple[Path, str], tmp_path: Path, command: str, statement: str
+) -> None:
+    shutil.copy(finished[0] / "arena.duckdb", tmp_path / "arena.duckdb")
+    with duckdb.connect(str(tmp_path / "arena.duckdb")) as connection:
+        connection.execute(statement)
+    result = CliRunner().invoke(app, [command, str(tmp_path)])
+    assert result.exit_code == 1, result.exception
+    assert "goodgate arena:" in result.output

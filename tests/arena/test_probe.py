@@ -108,7 +108,7 @@ async def test_an_error_inside_a_stream_is_an_error_and_silence_is_no_answer() -
             await probe(url, model="m", prompt=PROMPT)
 
 
-@pytest.mark.parametrize("event", ["{", "[1]"])
+@pytest.mark.parametrize("event", ["{", "nonsense"])
 async def test_a_stream_that_cannot_be_read_is_told(event: str) -> None:
     async with engine(events=[event]) as (url, _):
         with pytest.raises(EngineProtocolError, match="not "):
@@ -123,3 +123,49 @@ async def test_a_burst_that_nobody_answers_is_an_error_and_one_that_some_answer_
     assert not await is_alive(target)
     with pytest.raises(EngineError, match="None of 3 simultaneous requests"):
         await warm_up(target, lambda seq: PROMPT, 3, timeout_s=5)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        '{"choices": ["text"]}',
+        '{"choices": {"delta": 1}}',
+        '{"choices": [{"delta": "hello"}]}',
+        '{"choices": [], "usage": {"completion_tokens": "8"}}',
+        "[1]",
+        "null",
+        '"[DONE]"',
+    ],
+)
+async def test_an_event_of_another_shape_is_an_error_of_the_engine_and_not_a_crash_of_the_race(event: str) -> None:
+    async with engine(events=[event]) as (url, _):
+        with pytest.raises(EngineProtocolError, match="not OpenAI's"):
+            await probe(url, model="m", prompt=PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (401, '{"error": "no key"}', 'answered HTTP 401: {"error": "no key"}'),
+        (404, "<html>\n<h1>Not Found</h1>", "answered HTTP 404: <html> <h1>Not Found</h1>"),
+        (200, "<html>", "is not an OpenAI list of models"),
+        (200, '{"data": null}', "is not an OpenAI list of models"),
+        (200, '{"data": []}', "serves no model"),
+    ],
+)
+async def test_what_is_no_engine_is_told_in_its_own_words(status: int, body: str, told: str) -> None:
+    async def listing(request: web.Request) -> web.Response:
+        return web.Response(status=status, text=body)
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/models", listing)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        with pytest.raises(EngineError) as caught:
+            await probe(f"http://127.0.0.1:{port}", model=None, prompt=PROMPT)
+    finally:
+        await runner.cleanup()
+    assert told in caught.value.message

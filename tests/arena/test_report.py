@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +14,14 @@ from rich.console import Console
 from arena.audit import Finding
 from arena.compare import compare_races
 from arena.evidence import digest, evidence
+from arena.plots import nice_ticks
 from arena.ranking import RankSet
-from arena.report import headline, interval_words, nice_ticks, publish, ranking_table, render
+from arena.report import publish, ranking_table, render
 from arena.results import CellResult, EngineNotes, EngineResult, RaceResult, RunNotes, Sample, summary
 from arena.scenario import parse
 from arena.search import Goodput, estimate
 from arena.stats import Verdict
+from arena.wording import headline, interval_words
 
 SCENARIO = parse(
     """
@@ -204,3 +207,18 @@ def test_races_are_compared_only_when_they_asked_the_same_question() -> None:
     other = replace(other, notes=RunNotes(scenario=SCENARIO.with_model("bigger")))
     with pytest.raises(ValueError, match="they differ in `model`"):
         compare_races(monday, other)
+
+
+def test_an_engine_without_a_rank_gets_no_verdict_in_a_comparison() -> None:
+    """It answered shorter than asked, say: that it now carries more is no improvement."""
+    monday, tuesday = race(engine("a", holds_at=4)), race(engine("a", holds_at=12, unranked=("It answers short.",)))
+    assert compare_races(monday, tuesday)[0].words == "not ranked in both races"
+
+
+def test_every_data_file_of_the_arena_is_packaged() -> None:
+    """A file that only the source tree has would fail the report at the end of an installed race."""
+    root = Path(__file__).resolve().parents[2]
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["arena"]
+    data = [path for path in (root / "arena").iterdir() if path.is_file() and path.suffix != ".py"]
+    assert {path.suffix for path in data} == {".sql", ".css"}
+    assert all(any(path.match(pattern) for pattern in patterns) for path in data)

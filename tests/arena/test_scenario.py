@@ -6,6 +6,7 @@ import pytest
 
 from arena.config import load_scenario, scenario_names
 from arena.scenario import Fixed, Scenario, ScenarioError, SyntheticWorkload, Uniform, parse
+from arena.search import SearchSettings
 
 GOOD = """
 name: small
@@ -126,3 +127,44 @@ def test_a_prompts_file_is_found_beside_its_scenario_and_missed_by_name(tmp_path
     (tmp_path / "p.jsonl").write_text('{"prompt": "hello"}\n')
     assert load_scenario(str(tmp_path / "s.yaml"), quick=False, model="other").scenario.model == "other"
     assert load_scenario(str(tmp_path / "s.yaml"), quick=False).prompts_text == '{"prompt": "hello"}\n'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("ttft_ms: 500", "ttft_ms: .nan", "(in `slo.ttft_ms`)"),
+        ("ttft_ms: 500", "ttft_ms: .inf", "(in `slo.ttft_ms`)"),
+        ("max_rps: 40", "max_rps: .inf", "(in `search.max_rps`)"),
+        ("max_rps: 40", "max_rps: 1e300", "(in `search.max_rps`)"),
+        ("min_rps: 0.5", "min_rps: 1e-9", "(in `search.min_rps`)"),
+        ("min_rps: 0.5", "min_rps: 0.5, step: 1.0000001", "(in `search.step`)"),
+        ("duration_s: 2", "duration_s: .inf", "(in `cell.duration_s`)"),
+        ("name: small", "name: ../../outside", "(in `name`)"),
+        ("name: small", "name: ''", "(in `name`)"),
+        ("name: small", "name: 7", "(in `name`)"),
+    ],
+)
+def test_a_number_or_a_name_that_would_break_the_race_later_is_refused_now(old: str, new: str, told: str) -> None:
+    assert old in GOOD
+    with pytest.raises(ScenarioError) as caught:
+        parse(GOOD.replace(old, new, 1), source="small.yaml")
+    assert told in str(caught.value)
+
+
+def test_rungs_of_the_finest_ladder_have_rates_of_their_own_down_to_its_lowest_rate() -> None:
+    """Two rungs with one rate would share a cell's name, and the second cell would replace the first."""
+    settings = SearchSettings(start_rps=0.001, step=1.01)
+    rates = [settings.rate(rung) for rung in range(1900)]
+    assert len({f"{rate:g}" for rate in rates}) == len(rates)
+    assert [settings.nearest_rung(rate) for rate in rates] == list(range(1900))
+
+
+def test_a_broken_line_of_the_prompts_is_told_before_any_engine_starts(tmp_path: Path) -> None:
+    text = GOOD.split("workload:")[0] + (
+        "workload: {kind: jsonl, path: p.jsonl, output: {kind: fixed, tokens: 8}}\nslo: {ttft_ms: 500, tpot_ms: 50}\n"
+    )
+    (tmp_path / "s.yaml").write_text(text)
+    for content, told in (("", "holds no prompts"), ('{"prompt": "a"}\n{"x": 1}\n', r"p\.jsonl, line 2")):
+        (tmp_path / "p.jsonl").write_text(content)
+        with pytest.raises(ScenarioError, match=told):
+            load_scenario(str(tmp_path / "s.yaml"), quick=False)

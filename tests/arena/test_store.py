@@ -358,3 +358,26 @@ def test_a_cell_of_ten_thousand_requests_goes_in_within_seconds(store: Store, tm
     load(store, tmp_path, rows)
     assert summary(store).requests == 10_000
     assert time.perf_counter() - started < 10
+
+
+def test_a_store_opened_for_reading_is_scored_by_the_current_views(tmp_path: Path) -> None:
+    """`arena report` may not write into the store; a view that an older program left there must not decide."""
+    path = tmp_path / "arena.duckdb"
+    with Store(path) as store:
+        prepare(store)
+        load(store, tmp_path, [answer(0, ttft_ms=100), answer(1, ttft_ms=300)])
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE OR REPLACE VIEW v_requests AS SELECT *, 1.0 AS ttft_sched_ms FROM requests")
+        connection.execute("CREATE OR REPLACE VIEW v_measured AS SELECT *, 1.0 AS tpot_ms FROM v_requests")
+    with Store(path, read_only=True) as store:
+        assert [row["ttft_sched_ms"] for row in store.query("SELECT * FROM v_measured ORDER BY seq")] == [100, 300]
+        assert summary(store).ttft_p99_ms == 300
+
+
+def test_a_measured_request_that_has_no_row_is_not_lost_in_silence(store: Store, tmp_path: Path) -> None:
+    """It would leave the denominator, and the cell would look better for it."""
+    plan = plan_of([(0, Script(steps=[])), (1, Script(steps=[]))])
+    store.record_cell(record("cell"), plan)
+    with pytest.raises(SpoolError, match="no row for 1 of the measured requests"):
+        store.ingest("cell", spooled(tmp_path / "cell.jsonl", plan, [answer(0)]))
+    assert store.query("SELECT count(*) AS n FROM requests")[0]["n"] == 0

@@ -7,7 +7,7 @@ import pytest
 
 from arena.plan import Prompt, build_plan
 from arena.scenario import FileWorkload, Fixed, LogNormal, ScenarioError, SyntheticWorkload, Uniform
-from arena.workload import QUESTION_TOKENS, WORDS, CellKey, draw, prompt_source
+from arena.workload import QUESTION_TOKENS, WORDS, CellKey, draw, prompt_source, read_prompts
 
 WORKLOAD = SyntheticWorkload(seed=5, prompt=Uniform(low=80, high=120), output=Fixed(tokens=32))
 
@@ -94,9 +94,18 @@ def test_lines_of_a_file_are_made_unique_and_keep_their_shape() -> None:
         ('{"prompt": "a"}\n{"text": 1}', "line 2: expected an object with"),
         ('["a"]', "line 1: expected an object"),
         ('{"messages": []}', "line 1: expected an object"),
+        ('{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}', "both text"),
+        ('{"messages": [{"content": "a"}]}', "both text"),
+        ('{"messages": [{"role": "user", "content": null}]}', "both text"),
     ],
 )
 def test_a_broken_prompts_file_is_refused_with_its_line(lines: str, told: str) -> None:
     workload = FileWorkload(path="p.jsonl", output=Fixed(tokens=16))
     with pytest.raises(ScenarioError, match=told):
         prompt_source(workload, CellKey(1, 0, 0), prompts_text=lines)
+
+
+def test_a_prompt_with_a_line_separator_or_a_byte_order_mark_is_one_line() -> None:
+    """JSON may hold U+2028 as it is; Python's own idea of lines would cut the object in two."""
+    rows = '\ufeff{"prompt": "one\u2028two\u0085three"}\r\n{"prompt": "four"}\n'
+    assert [row[0]["content"] for row in read_prompts(rows, "p.jsonl")] == ["one\u2028two\u0085three", "four"]

@@ -17,9 +17,9 @@ from adapters.base import EngineAdapter
 from adapters.registry import adapter_class
 from adapters.types import ChatRequest, Chunk, CompletionRequest, GenerateRequest
 from tests.contract import sglang_transcripts, tensorrt_transcripts, tgi_transcripts, transcripts
-from tests.contract.tiny_model import CONTEXT, write_tiny_model
 from tests.contract.twin import Reply, Twin, event
 from tests.contract.word_model import write_word_model
+from tests.native_engine.tiny_llama import CHAT_CONTEXT, write_tiny_chat_llama
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 OF_OLD = {"vllm": "VLLM", "llama_cpp": "LLAMA", "openvino": "OPENVINO", "goodgate_peer": "PEER"}
@@ -289,7 +289,7 @@ class NativeSubject(Subject):
         await idle(self.adapter)
 
     def overflows(self) -> GenerateRequest:
-        return chat(messages=[{"role": "user", "content": "x" * CONTEXT}])
+        return chat(messages=[{"role": "user", "content": "x" * CHAT_CONTEXT}])
 
 
 async def idle(adapter: EngineAdapter[Any]) -> None:
@@ -306,7 +306,7 @@ def native_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+    return write_tiny_chat_llama(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")

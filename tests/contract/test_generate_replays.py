@@ -206,6 +206,16 @@ async def test_w17_the_account_is_the_engines_or_counted(generate_subject: Gener
     assert usage.cached_tokens == (4 if generate_subject.engine == "sglang" else None)
 
 
+async def test_an_account_that_cannot_be_true_does_not_spoil_the_answer(generate_subject: GenerateSubject) -> None:
+    stream = generate_subject.stream("Hello", " world")
+    for told in (b": 9", b': "9"'):  # in each accent, the number of prompt tokens
+        stream = stream.replace(told, b": -9")
+    chunks = await answer(generate_subject, stream)
+    assert text_of(chunks) == "Hello world"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.prompt_tokens >= 0
+
+
 async def test_silence_between_tokens_ends_at_its_deadline(generate_subject: GenerateSubject) -> None:
     generate_subject.adapter.options.token_timeout_s = 0.1
     generate_subject.says(generate_subject.stream("a", reason=None), b":\n\n", "hold")

@@ -33,7 +33,7 @@ from adapters.errors import (
 from adapters.openai_http import HTTPOptions
 from adapters.openai_wire import StreamReader
 from adapters.registry import adapter_class
-from adapters.types import INFORMATIONAL, ChatRequest, Chunk, CompletionRequest
+from adapters.types import INFORMATIONAL, ChatRequest, Chunk, CompletionRequest, Usage
 from tests.contract import sglang_transcripts, tensorrt_transcripts, tgi_transcripts
 from tests.contract.conftest import (
     CHAT,
@@ -737,6 +737,56 @@ async def test_load_is_unknown_where_the_engine_does_not_tell_or_tells_nonsense(
     assert await http_subject.adapter.load() == Load()
     http_subject.twin.reply("/metrics", Reply.plain(200, b"vllm:num_requests_running{a=\n\xff\n nan\n", "text/plain"))
     assert await http_subject.adapter.load() == Load()
+
+
+def in_two_pieces(status: int, body: bytes, content_type: str = "application/json") -> Reply:
+    """A plain answer whose second half comes a moment later, as from any busy server."""
+    headers = (("Content-Type", content_type), ("Content-Length", str(len(body))))
+    return Reply(status, headers, (body[: len(body) // 2], 0.05, body[len(body) // 2 :]), is_chunked=False)
+
+
+async def test_an_answer_in_two_pieces_is_read_whole(http_subject: HTTPSubject) -> None:
+    listing = {"data": [{"id": "small", "max_model_len": 4096}]}
+    http_subject.twin.reply("/v1/models", in_two_pieces(200, json.dumps(listing).encode()))
+    http_subject.twin.reply("/info", in_two_pieces(200, b'{"model_id": "small", "max_total_tokens": 4096}'))
+    http_subject.twin.reply("/props", Reply.plain(200, {"default_generation_settings": {"n_ctx": 4096}}))
+    assert [model.id for model in await http_subject.adapter.models()] == ["small"]
+    error = await failure(http_subject, in_two_pieces(400, b'{"error": {"message": "bad top_p", "param": "top_p"}}'))
+    assert (error.message, error.param) == ("bad top_p", "top_p")
+
+
+async def test_a33_a_redirect_is_not_followed_and_the_key_stays_here() -> None:
+    async with Twin() as engine, Twin() as elsewhere:
+        elsewhere.reply("/health", Reply.plain(200))
+        engine.reply("/health", Reply.plain(302, Location=f"{elsewhere.url}/health"))
+        adapter = await started("vllm", engine, api_key="sk-1")
+        assert not (await adapter.health()).ready
+        assert elsewhere.requests == []
+        await adapter.close()
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [{"prompt_tokens": -1, "completion_tokens": 2}, {"prompt_tokens": 10**30, "completion_tokens": 2}, "many", [1]],
+)
+async def test_a34_a_usage_that_cannot_be_true_does_not_spoil_the_answer(
+    http_subject: HTTPSubject, usage: object
+) -> None:
+    chunks = await answer(http_subject, events([*HELLO[:2], {"choices": [], "usage": usage}]))
+    assert text_of(chunks) == "Hello world"
+    assert chunks[-1].usage == Usage(0, 2)
+
+
+async def test_a_usage_whose_prompt_is_null_still_counts(http_subject: HTTPSubject) -> None:
+    usage = {"prompt_tokens": None, "completion_tokens": 5}
+    chunks = await answer(http_subject, events([*HELLO[:2], {"choices": [], "usage": usage}]))
+    assert chunks[-1].usage == Usage(0, 5)
+
+
+async def test_a34_a_tool_call_over_several_lines_cannot_end_our_event(http_subject: HTTPSubject) -> None:
+    lines = b'data: {"choices":[{"index":0,"delta":{"tool_calls":[\ndata: {"index":0}\ndata: ]}}]}\n\n'
+    chunks = await answer(http_subject, lines + events([delta(None, "tool_calls")]))
+    assert bytes(chunks[0].tool_calls or b"") == b'[{"index":0}]'
 
 
 async def test_models_tell_their_context() -> None:

@@ -57,6 +57,9 @@ SYMPTOMS: dict[str, tuple[bytes, str | None]] = {
     "A22 top_p 1e999": (b'{"top_p":1e999,' + chat_body()[1:], None),
     "A22 a huge seed": (chat_body(seed=10**30), "seed"),
     "A22 logit_bias of no use": (chat_body(logit_bias={"1": "x"}), "logit_bias"),
+    "A22 logit_bias beyond its range": (chat_body(logit_bias={"1": 101}), "logit_bias"),
+    "A22 logit_bias of a million tokens": (chat_body(logit_bias={str(n): 1 for n in range(10**6)}), "logit_bias"),
+    "A26 ten thousand tools": (chat_body(tools=[{"type": "function"}] * 10_000), "tools"),
     "A23 100,000 stop strings": (chat_body(stop=["x"] * 100_000), "stop"),
     "A23 a stop string of a megabyte": (chat_body(stop="x" * 1_000_000), "stop"),
     "A23 an empty stop string": (chat_body(stop=""), "stop"),
@@ -264,6 +267,8 @@ async def test_404_and_405_speak_the_envelope_too(start: Start) -> None:
     status, body = await gateway.get("/v1/chat/completions")
     assert (status, body["error"]["code"]) == (405, "method_not_allowed")
     assert "POST" in body["error"]["message"]
+    async with gateway.client.options(f"{gateway.url}/v1/models") as response:
+        assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")
 
 
 @pytest.mark.parametrize("depth", [1, 30, MAX_DEPTH])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -129,7 +131,7 @@ def test_a_missing_model_stops_serving_with_what_to_do(tmp_path: Path) -> None:
     for faulty in (launched, in_process):
         result = goodgate("serve", "--config", str(write_config(tmp_path, faulty)), home=tmp_path)
         assert result.returncode == 1
-        assert "Model 'absent' is not on this machine; run `goodgate models import" in result.stderr
+        assert f"Model 'absent' is not in {tmp_path / 'models'}; run `goodgate models import" in result.stderr
         assert "Traceback" not in result.stderr
 
 
@@ -191,12 +193,78 @@ def test_chat_without_a_gateway_says_how_to_start_one(tmp_path: Path) -> None:
     assert "start one with `goodgate serve`" in result.stderr
 
 
-def test_doctor_says_what_is_missing_and_what_to_do(tmp_path: Path) -> None:
-    config = write_config(tmp_path, fake_model())
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("http://127.0.0.1:99999", "is no gateway address"),
+        ("http://[::1", "is no gateway address"),
+        ("ftp://127.0.0.1", "is no gateway address"),
+        ("{server}", "is no Goodgate"),
+    ],
+)
+def test_chat_with_something_that_is_no_gateway_is_one_sentence(tmp_path: Path, url: str, sentence: str) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stranger)
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        result = goodgate("chat", "--url", url.format(server=address), "Hello", home=tmp_path)
+        server.shutdown()
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1), result.stderr
+    assert sentence in result.stderr
+
+
+class Stranger(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "5")
+        self.end_headers()
+        self.wfile.write(b"hello")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the test's output is for failures."""
+
+
+def test_a_second_signal_ends_the_wait_for_open_answers(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_model(itl_ms=1000, tokens=60))
+    with running(config, home=tmp_path) as (process, url):
+        await_ready(url)
+        command = [sys.executable, "-m", "goodgate", "chat", "--url", url, "Hello"]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as chat:
+            assert chat.stdout is not None
+            chat.stdout.read(1)
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert process.wait(5) == 0
+            assert "shutting down" in chat.communicate(timeout=PATIENCE_S)[1]
+            assert chat.returncode == 1
+
+
+def test_serve_finds_its_default_configuration_from_any_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "goodgate", "serve", "--check-config"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "GOODGATE_HOME": str(tmp_path)}
+    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, f"{ROOT / 'configs' / 'local.yaml'} is valid.\n")
+
+
+def test_doctor_fails_what_the_configuration_needs_and_says_what_to_do(tmp_path: Path) -> None:
+    native = {"engine": "native", "options": {"model": "smollm2-135m-instruct"}}
+    launched = {"engine": "llama_cpp", "launch": True, "model": "smollm2-135m-instruct"}
+    config = write_config(tmp_path, {"name": "m", "replicas": [native, launched]})
     result = goodgate("doctor", "--config", str(config), home=tmp_path)
     assert result.returncode == 1
-    assert "FAIL  models: none" in result.stdout
+    assert "FAIL  models: not complete" in result.stdout
     assert "goodgate models pull" in result.stdout
+    assert "FAIL  engine llama_cpp: not installed here" in result.stdout
+
+
+def test_doctor_is_content_where_the_engines_run_elsewhere(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_model())
+    result = goodgate("doctor", "--config", str(config), home=tmp_path)
+    assert result.returncode == 0
+    assert "note  models: none" in result.stdout
+    assert "note  engine llama_cpp: not installed here" in result.stdout
     for subject in ("Python", "torch", "C compiler", "configuration", "port", "engine fake", "engine vllm"):
         assert f"  {subject}:" in result.stdout
 

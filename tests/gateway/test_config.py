@@ -41,6 +41,18 @@ VLLM = {"engine": "vllm", "options": {"url": "http://127.0.0.1:1"}}
         ({"models": [model({"engine": "fake", "launch": True})]}, r"`launch: true` needs `model:`"),
         ({"models": [model({"engine": "fake", "model": "x"})]}, r"`model:` belongs to `launch: true`"),
         ({"models": [model({**VLLM, "options": {"url": "http://x", "api_key": "s3cret"}})]}, r"use `api_key_env`"),
+        (
+            {"models": [model({"engine": "fake", "launch": True, "model": "x", "options": {"tokns": 3}})]},
+            r"'fake' has no launch option `tokns`; did you mean `tokens`\?",
+        ),
+        (
+            {"models": [model({"engine": "native", "launch": True, "model": "x", "options": {"num_threads": 0}})]},
+            r">= 1 at `num_threads`. \(launch options of replica",
+        ),
+        (
+            {"models": [model({"engine": "goodgate_peer", "launch": True, "model": "x"})]},
+            r"'goodgate_peer' cannot be launched from here",
+        ),
         ([], r"must be a mapping"),
         (None, r"must be a mapping"),
     ],
@@ -59,6 +71,9 @@ def test_a_faulty_configuration_is_explained(data: Any, sentence: str) -> None:
         ("a: &a [x]\nb: *a", "aliases"),
         ("x" * (2 << 20), "larger than"),
         ("\x00", "not valid YAML"),
+        ("models: [{name: m, name: n}]", "`name` is written twice"),
+        ("models: 2026-02-31", "not valid YAML"),
+        ("[" * 100_000, "not valid YAML"),
     ],
 )
 def test_a50_a_hostile_file_is_refused_with_its_path(tmp_path: Path, text: str, sentence: str) -> None:

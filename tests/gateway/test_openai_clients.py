@@ -8,7 +8,42 @@ import json
 import openai
 import pytest
 
+from adapters.types import ChatRequest, CompletionRequest
 from tests.gateway.rig import HELLO, Start, fake_model, until
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+async def test_a_client_that_sends_null_for_every_optional_field_is_answered(
+    start: Start, kind: type[ChatRequest] | type[CompletionRequest]
+) -> None:
+    gateway = await start(fake_model(tokens=3))
+    nulls = dict.fromkeys(kind.__struct_fields__)
+    turn = {"role": "user", "content": "Hi", "name": None, "tool_calls": None, "tool_call_id": None, "refusal": None}
+    if kind is ChatRequest:
+        status, body, _ = await gateway.post("/v1/chat/completions", {**nulls, "model": "m", "messages": [turn]})
+    else:
+        status, body, _ = await gateway.post("/v1/completions", {**nulls, "model": "m", "prompt": "Hi"})
+    assert status == 200, body
+    assert body["usage"]["completion_tokens"] == 3
+
+
+async def test_stream_options_of_the_reference_are_taken_null_too(start: Start) -> None:
+    gateway = await start(fake_model(tokens=2))
+    for options in ({"include_usage": None}, {"include_obfuscation": False}, {"include_usage": False}):
+        assert not any("usage" in event for event in await gateway.events(stream_options=options))
+
+
+async def test_fields_of_openais_that_ask_for_something_else_are_refused_by_name(start: Start) -> None:
+    gateway = await start(fake_model())
+    for field, value in {
+        "audio": {"voice": "alloy"},
+        "modalities": ["text", "audio"],
+        "functions": [{"name": "f"}],
+        "prediction": {"type": "content", "content": "x"},
+    }.items():
+        status, body, _ = await gateway.chat(**{field: value})
+        assert (status, body["error"]["code"], body["error"]["param"]) == (400, "unsupported_parameter", field)
+    assert (await gateway.chat(modalities=["text"], functions=[]))[0] == 200
 
 
 async def test_a_chat_answer_is_what_the_client_expects(start: Start) -> None:

@@ -213,7 +213,7 @@ async def test_a_launched_engine_serves_and_its_death_is_seen(start: Start, tmp_
     put_model(tmp_path, "tiny")
     launched = {"engine": "fake", "launch": True, "model": "tiny", "options": {"ttft_ms": 1, "itl_ms": 0, "tokens": 3}}
     gateway = await start(model(launched), health={"interval_s": 0.1}, is_ready=False)
-    await until(lambda: gateway.fleet.is_ready, timeout_s=20)
+    await until(lambda: all(model.is_ready for model in gateway.fleet.models.values()), timeout_s=20)
     status, body, headers = await gateway.chat()
     assert (status, headers["x-goodgate-engine"]) == (200, "fake")
     assert body["usage"]["completion_tokens"] == 3

@@ -286,6 +286,24 @@ async def test_tool_calls_reasoning_and_logprobs_survive_in_both_modes(start: St
     assert [e["logprobs"] for e in events if e["logprobs"]] == probs
 
 
+@pytest.mark.parametrize(
+    "calls", [[{"index": "0"}], [{"function": "f"}], [{"function": {"arguments": {}}}], {"index": 0}, [1], "f"]
+)
+async def test_a34_tool_calls_that_make_no_sense_are_the_engines_fault(start: Start, calls: object) -> None:
+    script = [Chunk(tool_calls=_raw(calls)), Chunk(finish_reason="tool_calls"), Chunk(usage=Usage(1, 1))]
+    gateway = await start(model(TOLD), engines=told(*script))
+    status, body, _ = await gateway.chat()
+    assert (status, body["error"]["code"]) == (502, "engine_protocol_error")
+
+
+@pytest.mark.parametrize("logprobs", [{"content": 5}, {"content": "x"}, {"content": None, "refusal": None}, [1], 7])
+async def test_a34_logprobs_that_make_no_sense_do_not_spoil_the_answer(start: Start, logprobs: object) -> None:
+    script = [Chunk(text="a", logprobs=_raw(logprobs)), Chunk(finish_reason="stop"), Chunk(usage=Usage(1, 1))]
+    gateway = await start(model(TOLD), engines=told(*script))
+    status, body, _ = await gateway.chat()
+    assert (status, body["choices"][0]["message"]["content"]) == (200, "a")
+
+
 def _raw(value: object) -> Any:
     import msgspec
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -229,3 +231,38 @@ async def test_the_default_model_answers_a_question(model_path: Path, kernel_cac
         assert "<|im_end|>" not in joined(deltas)[0]
     finally:
         engine.close()
+
+
+async def test_a_thousand_requests_that_are_left_leave_nothing_behind(engine: AsyncEngine) -> None:
+    """Left before their first token, in the middle, and while others finish: no block, no stream, no task remains."""
+    source = random.Random(3)
+
+    async def come_and_go(number: int) -> None:
+        prompt = PROMPT[: source.randint(1, 30)] + [source.randrange(3, 300) for _ in range(source.randint(0, 40))]
+        params = SamplingParams(max_tokens=source.randint(1, 40), ignore_eos=True, seed=number)
+        task = asyncio.create_task(collect(engine, prompt, params, f"r{number}"))
+        await asyncio.sleep(source.random() * 0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    for batch in range(20):
+        await asyncio.gather(*(come_and_go(batch * 50 + number) for number in range(50)))
+    await until_running(engine, 0)
+    assert engine.stats().kv_blocks_used == 0
+    assert not engine._streams
+    assert not engine._commands
+    engine._engine.check()
+    assert len(joined(await collect(engine, PROMPT, GREEDY, "after"))[1]) == 24
+
+
+async def test_a_stop_string_across_tokens_and_characters_cuts_where_it_begins(engine: AsyncEngine) -> None:
+    """Every token of the tiny model is a byte: characters and stop strings are always torn apart."""
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=200, ignore_eos=True)
+    whole = joined(await collect(engine, PROMPT, params, "whole"))[0]
+    for start in range(0, len(whole) - 3, 7):
+        stop = whole[start : start + 3]
+        stopped = await collect(engine, PROMPT, dataclasses.replace(params, stop=(stop, "never")), f"at {start}")
+        assert joined(stopped)[0] == whole[: whole.index(stop)]
+        assert stopped[-1].finish_reason == "stop"
+        late = dataclasses.replace(params, stop=(stop,), min_tokens=200)
+        assert joined(await collect(engine, PROMPT, late, f"late {start}"))[0] == whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from native_engine.gguf import BadModelFile, GGUFFile
+from native_engine.gguf import MAGIC, BadModelFile, GGUFFile
 
 QUANTISED = ["Q8_0", "Q4_0", "Q4_1"]
 
@@ -123,3 +124,15 @@ def test_no_damage_to_the_header_gets_past_the_bounds_checks(tmp_path: Path, dat
         return
     for name, info in file.tensors.items():  # whatever was accepted lies inside the file
         assert file.tensor(name).shape == info.shape
+
+
+def test_an_array_that_would_blow_up_in_memory_is_refused(tmp_path: Path) -> None:
+    """A flipped bit in an array's type or length turns weights into a Python list of ten times their size."""
+    path = tmp_path / "m.gguf"
+    key = b"tokens"
+    header = (
+        MAGIC + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 0, 5_000_000)
+    )
+    path.write_bytes(header + bytes(6_000_000))
+    with pytest.raises(BadModelFile, match="an array of 5000000 items"):
+        GGUFFile(path)

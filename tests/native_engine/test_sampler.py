@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -134,3 +135,87 @@ def test_the_logits_of_one_request_are_never_changed_by_the_penalties_of_another
 def test_bf16_logits_are_sampled_as_they_are() -> None:
     logits = torch.tensor([[0.0, 1.0, 0.5]]).bfloat16()
     assert Sampler([EOS]).sample(logits, [sequence([0], temperature=0)]) == [1]
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-7, 1e-30, 1e-45])
+def test_a_temperature_next_to_zero_takes_the_likeliest_token_and_not_a_random_last_one(temperature: float) -> None:
+    """Dividing first makes infinities, their difference is no number, and the last id of the vocabulary comes out."""
+    assert sample([1.0, 50.0, 20.0, 0.0], sequence([0], temperature=temperature)) == [1]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repetition_penalty": 1e-300},
+        {"repetition_penalty": 1e300},
+        {"presence_penalty": -1e39},
+        {"frequency_penalty": 1e39},
+    ],
+)
+def test_an_extreme_penalty_still_gives_a_token_that_the_scores_allow(params: dict[str, float]) -> None:
+    scores = [3.0, -2.0, 1.0, -torch.inf, -torch.inf]
+    for seed in range(20):
+        assert sample(scores, sequence([0, 1], [0, 1, 1], seed=seed, **params))[0] in (0, 1, 2)
+
+
+def naive_chances(scores: list[float], *, temperature: float, top_k: int, top_p: float, min_p: float) -> list[float]:
+    """The filters in plain Python, as the module's contract words them."""
+    likeliest = max(scores)
+    chances = [math.exp((score - likeliest) / temperature) for score in scores]
+    kept = [token for token in range(len(scores)) if chances[token] >= min_p]
+    kept.sort(key=lambda token: (-chances[token], token))
+    kept = kept[: top_k or len(kept)]
+    total, running, nucleus = sum(chances[token] for token in kept), 0.0, []
+    for token in kept:
+        nucleus.append(token)
+        running += chances[token]
+        if running >= top_p * total * (1 - 1e-9):
+            break
+    mass = sum(chances[token] for token in nucleus)
+    return [chances[token] / mass if token in nucleus else 0.0 for token in range(len(scores))]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {"temperature": 1.3, "top_k": 7, "top_p": 1.0, "min_p": 0.0},
+        {"temperature": 1.0, "top_k": 0, "top_p": 0.8, "min_p": 0.0},
+        {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.15},
+        {"temperature": 0.9, "top_k": 9, "top_p": 0.85, "min_p": 0.05},
+        {"temperature": 2.0, "top_k": 20, "top_p": 0.5, "min_p": 0.02},
+    ],
+)
+def test_filters_together_draw_as_a_naive_reference_does(params: dict[str, Any]) -> None:
+    scores = torch.randn(24, generator=torch.Generator().manual_seed(8)).mul(1.7).tolist()
+    expected = naive_chances(scores, **params)
+    draws = 6000
+    row, counts = torch.tensor(scores), Counter[int]()
+    for seed in range(draws):
+        counts[draw(row, SamplingParams(**params), uniform(seed, 5))] += 1
+    allowed = [token for token, chance in enumerate(expected) if chance]
+    assert set(counts) <= set(allowed)
+    statistic = sum((counts[token] - draws * expected[token]) ** 2 / (draws * expected[token]) for token in allowed)
+    degrees = len(allowed) - 1
+    assert statistic < degrees + 4 * math.sqrt(2 * degrees) + 8  # beyond the 99.9th percentile of chi-square
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_penalties_together_are_those_of_a_naive_reference(data: st.DataObject) -> None:
+    size = 12
+    scores = data.draw(st.lists(st.floats(-5, 5, width=32), min_size=size, max_size=size))
+    prompt = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=8))
+    output = data.draw(st.lists(st.integers(0, size - 1), max_size=8))
+    repetition, presence, frequency = data.draw(st.tuples(*[st.sampled_from([0.5, 1.0, 1.3, 2.0])] * 3))
+    expected = list(scores)
+    for token in set(prompt + output):
+        expected[token] = expected[token] / repetition if expected[token] > 0 else expected[token] * repetition
+    for token in set(output):
+        expected[token] -= presence + frequency * output.count(token)
+    row = torch.tensor(scores)
+    penalised = sequence(
+        prompt, output, repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency
+    )
+    Sampler([])._adjust(row, penalised)
+    torch.testing.assert_close(row, torch.tensor(expected), atol=1e-5, rtol=1e-5)

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from native_engine.attention.base import KVCache, StepBatch
+from native_engine.errors import EngineError
 from native_engine.gguf import BadModelFile
-from native_engine.loading import make_model
+from native_engine.loading import load, make_model
+from native_engine.sampling_params import SamplingParams
+from native_engine.tokenizer import open_tokenizer
 from native_engine.weights import ModelConfig, UnsupportedModel, open_checkpoint
 from tests.native_engine.test_exactness import with_changes
 from tests.native_engine.tiny_llama import (
+    ENGINE_CONFIG,
     LLAMA3,
     VOCAB_SIZE,
+    byte_tokenizer,
     config_json,
     random_weights,
     tiny_config,
@@ -68,6 +76,7 @@ def test_a_folder_computes_what_transformers_computes(
 def write_gguf(path: Path, config: ModelConfig, weights: dict[str, torch.Tensor], **fields: Any) -> Path:
     """As llama.cpp's converter does it: its names, and query and key rows with the halves of a head interleaved."""
     writer = gguf.GGUFWriter(path, fields.pop("architecture", "llama"))
+    fields_of_tokenizer = fields.pop("tokenizer", {})
     numbers = {
         "block_count": config.num_layers,
         "context_length": config.max_model_len,
@@ -80,6 +89,8 @@ def write_gguf(path: Path, config: ModelConfig, weights: dict[str, torch.Tensor]
     }
     for key, number in (numbers | fields).items():
         writer.add_uint32(f"llama.{key}", number)
+    for key, value in fields_of_tokenizer.items():
+        (writer.add_array if isinstance(value, list) else writer.add_string)(f"tokenizer.{key}", value)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
     writer.add_float32("llama.rope.freq_base", config.rope_theta)
     names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
@@ -153,6 +164,12 @@ def test_what_we_do_not_compute_is_refused_by_name(tmp_path: Path, change: dict[
         ({"num_hidden_layers": 3}, r"lacks the tensor model.layers.2"),
         ({"num_key_value_heads": 4}, "share 4 KV heads"),
         ({"num_attention_heads": 0, "head_dim": 16}, "num_heads is 0"),
+        ({"num_hidden_layers": 2**40}, "claims 1099511627776 layers and holds 21 tensors"),
+        ({"num_hidden_layers": math.inf}, "incomplete or wrong"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps is nan"),
+        ({"max_position_embeddings": -1}, "max_model_len is -1"),
+        ({"bos_token_id": 320}, "320 is named as a special token"),
+        ({"eos_token_id": ["</s>"]}, "'</s>' is named as a special token"),
     ],
 )
 def test_a_folder_that_contradicts_itself_is_refused(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
@@ -194,3 +211,54 @@ def test_a_gguf_of_another_architecture_is_refused(tmp_path: Path) -> None:
         open_checkpoint(write_gguf(tmp_path / "m.gguf", config, weights, expert_count=8))
     with pytest.raises(UnsupportedModel, match=r"rope\.dimension_count"):
         open_checkpoint(write_gguf(tmp_path / "m.gguf", config, weights, **{"rope.dimension_count": 8}))
+
+
+def test_a_context_of_billions_costs_no_more_memory_than_the_cache_can_use(tmp_path: Path, kernel_cache: Path) -> None:
+    """One flipped bit in `context_length` would ask for a rope table of half a terabyte."""
+    folder = write_tiny_llama(tmp_path / "tiny", tiny_config(max_model_len=2**40))
+    loaded = load(folder, ENGINE_CONFIG, kernel_cache=kernel_cache)
+    tokens_of_the_cache = loaded.engine.stats().kv_blocks_total * ENGINE_CONFIG.block_size
+    assert loaded.max_model_len == tokens_of_the_cache == 16384
+    loaded.engine.add("a", [5] * 300, SamplingParams(max_tokens=3, temperature=0))
+    while loaded.engine.has_work:
+        loaded.engine.step()
+
+
+@pytest.fixture(scope="module")
+def whole_gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A model with all that a real file has, tokenizer and chat template too."""
+    config = tiny_config(num_layers=1)
+    vocabulary = sorted(byte_tokenizer().get_vocab().items(), key=lambda entry: entry[1])
+    tokenizer = {
+        "ggml.model": "gpt2",
+        "ggml.pre": "smollm",
+        "ggml.tokens": [token for token, _ in vocabulary],
+        "ggml.token_type": [3 if number < 3 else 1 for _, number in vocabulary],
+        "chat_template": "{{ messages }}",
+    }
+    path = tmp_path_factory.mktemp("gguf") / "whole.gguf"
+    return write_gguf(path, config, random_weights(config), tokenizer=tokenizer).read_bytes()
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_model_file_is_refused_in_words_or_runs_and_never_crashes_the_loader(
+    tmp_path: Path, whole_gguf: bytes, data: st.DataObject
+) -> None:
+    content = bytearray(whole_gguf)
+    header = content.index(b"output_norm.weight") + 400
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(4, header))
+        content[at] = data.draw(st.integers(0, 255)) if data.draw(st.booleans()) else content[at] ^ (1 << at % 8)
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(content)
+    try:
+        checkpoint = open_checkpoint(path)
+        tokenizer = open_tokenizer(path)
+        assert tokenizer.vocab_size
+        tokenizer.decode(tokenizer.encode("a b 1"))
+        tokenizer.token_text(tokenizer.eos_token_id)
+        for name in checkpoint.config.shapes():
+            checkpoint.tensor(name)
+    except EngineError as error:
+        assert str(error)  # noqa: PT017 - most damage is refused, some does not matter

@@ -1,4 +1,7 @@
-"""A random Llama that fits into a test: a Hugging Face folder written by hand, with a byte-level tokenizer."""
+"""A random Llama that fits into a test: a Hugging Face folder written by hand, with a byte-level tokenizer.
+
+`write_tiny_llama` makes any, `write_tiny_chat_llama` one with room for a conversation and a template that writes turns.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,12 @@ from native_engine.weights import Llama3RopeScaling, ModelConfig
 VOCAB_SIZE = 320  # 3 special tokens, 256 bytes, and numbers that no text uses
 EOS = "<|end|>"
 ENGINE_CONFIG = EngineConfig(block_size=16, kv_cache_mib=4, max_num_seqs=16, max_num_batched_tokens=64)
+
+CHAT_CONTEXT = 512
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|begin|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|begin|>assistant\n{% endif %}"
+)
 
 LLAMA3 = Llama3RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 
@@ -90,13 +99,19 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def write_tiny_llama(folder: Path, config: ModelConfig | None = None, seed: int = 0) -> Path:
+def write_tiny_chat_llama(folder: Path) -> Path:
+    return write_tiny_llama(folder, tiny_config(max_model_len=CHAT_CONTEXT), chat_template=CHAT_TEMPLATE)
+
+
+def write_tiny_llama(
+    folder: Path, config: ModelConfig | None = None, seed: int = 0, *, chat_template: str | None = "{{ messages }}"
+) -> Path:
     config = config or tiny_config()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(random_weights(config, seed), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config_json(config)))
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
-        json.dumps({"bos_token": "<|begin|>", "eos_token": {"content": EOS}, "chat_template": "{{ messages }}"})
+        json.dumps({"bos_token": "<|begin|>", "eos_token": {"content": EOS}, "chat_template": chat_template})
     )
     return folder
