@@ -274,18 +274,25 @@ class StopCutter:
 
     def feed(self, data: bytes) -> Iterator[Chunk]:
         for chunk in self._inner.feed(data):
-            self._answer.add(chunk.text)
-            text = self._answer.take(is_last=chunk.finish_reason is not None)
-            if self._answer.is_cut:
-                self.is_cut = chunk.finish_reason is None
-                yield msgspec.structs.replace(chunk, text=text, finish_reason="stop")
-                if self.is_cut:
-                    return
-            elif text or not chunk.text:
-                yield msgspec.structs.replace(chunk, text=text)
+            if (passed := self._passed(chunk)) is not None:
+                yield passed
+            if self.is_cut:
+                return
 
     def finish(self) -> list[Chunk]:
-        return [Chunk(usage=self._inner.account())] if self.is_cut else self._inner.finish()
+        if self.is_cut:
+            return [Chunk(usage=self._inner.account())]
+        return [passed for chunk in self._inner.finish() if (passed := self._passed(chunk)) is not None]
+
+    def _passed(self, chunk: Chunk) -> Chunk | None:
+        """What of `chunk` may go out now."""
+        self._answer.add(chunk.text)
+        text = self._answer.take(is_last=chunk.finish_reason is not None)
+        if self._answer.is_cut and chunk.usage is None:
+            self.is_cut = chunk.finish_reason is None
+            return msgspec.structs.replace(chunk, text=text, finish_reason="stop")
+        is_held_back = chunk.text and not text and chunk.finish_reason is None
+        return None if is_held_back else msgspec.structs.replace(chunk, text=text)
 
 
 # ----------------------------------------------------------------------------------------------------------- choices

@@ -19,7 +19,8 @@ five alternatives, and four stop strings.
 
 The OpenAI route: `model` chooses a LoRA adapter, so the name there is `tgi`; `stop` must be a list; presence_penalty x
 would become a repetition penalty of x + 2, so it is refused, and so are fields that it ignores. Finish reasons of
-completions are its own words, and of chats too: `tool_calls` is never among them.
+completions are its own words, and of chats too: `tool_calls` is never among them. A message with content loses its tool
+calls, even if the content is empty, so beside tool calls none is sent.
 """
 
 from __future__ import annotations
@@ -125,6 +126,9 @@ class Adapter(OpenAIHTTPAdapter[TGIOptions]):
         body = request_body(request, self.dialect, model)
         if request.stop_strings:
             body["stop"] = request.stop_strings
+        for message in body.get("messages", ()):
+            if "tool_calls" in message:
+                del message["content"]
         if "seed" in body:
             body["seed"] = seed64(body["seed"])
         for field in _to_leave_out(request):

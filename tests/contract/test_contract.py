@@ -99,7 +99,9 @@ async def test_history_with_every_form_of_content_is_accepted(subject: Subject) 
     check_order(await collect(subject.adapter, chat(messages=messages, max_tokens=2, **subject.to_the_end)), 1)
     if isinstance(subject, HTTPSubject):
         sent = subject.twin.bodies[-1]["messages"]
-        assert [message["content"] for message in sent] == ["Be brief.", "Hi there", "", "4", "", "", "", ""]
+        beside_calls = None if subject.engine == "tgi" else ""  # TGI would read content alone, even an empty one
+        contents = ["Be brief.", "Hi there", beside_calls, "4", beside_calls, "", "", ""]
+        assert [message.get("content") for message in sent] == contents
         assert sent[0]["role"] == "system"
 
 

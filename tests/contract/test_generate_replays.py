@@ -75,6 +75,11 @@ async def test_w01_no_space_after_data_and_crlf_cut_between_two_reads(generate_s
     assert text_of(await answer(generate_subject, stream[:cut], 0.01, stream[cut:])) == "Hello world"
 
 
+async def test_a_last_event_without_its_blank_line_still_counts(generate_subject: GenerateSubject) -> None:
+    chunks = await answer(generate_subject, generate_subject.stream("Hello", " world")[:-1])
+    assert (text_of(chunks), reasons_of(chunks)) == ("Hello world", ["stop"])
+
+
 async def test_a_character_cut_between_two_reads_is_whole(generate_subject: GenerateSubject) -> None:
     stream = generate_subject.stream("é").replace(rb"\u00e9", "é".encode())
     cut = stream.index("é".encode()) + 1
@@ -548,6 +553,17 @@ async def test_w05_tgis_openai_route_leaks_no_stop_string_and_is_left_when_it_mi
         assert (text_of(chunks), reasons_of(chunks)) == ("see ", ["stop"])
         assert chunks[-1].usage is not None
         assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (3, 2)
+
+
+async def test_a_last_event_without_its_blank_line_is_cut_and_counted_too() -> None:
+    async with engine("tgi") as (adapter, twin):
+        for last, text in (("D", "see "), ("d", "see ENd")):
+            stream = events([HELLO[2], delta("see EN"), delta(last, "stop")], done=False)
+            twin.reply(CHAT, Reply.stream(stream[:-1]))
+            chunks = await collect(adapter, chat(stop="END"))
+            assert (text_of(chunks), reasons_of(chunks)) == (text, ["stop"])
+            assert chunks[-1].usage is not None
+            assert chunks[-1].usage.prompt_tokens == 3
 
 
 async def test_the_price_of_a_cut_answer_that_cannot_be_told_does_not_spoil_it(text_model: Path) -> None:
