@@ -39,7 +39,7 @@ setup: $(VENV)/.installed-dev  ## only the set-up, for developers
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Goodgate needs Python 3.11 or newer; name one with: make PYTHON=python3.11")'
-	@echo "setting up $(VENV) (torch is about 200 MB)"
+	@echo "setting up $(VENV) (torch is about 200 MB as a CPU build, and some GB where the package index has it for CUDA)"
 	@$(PYTHON) -m venv $(VENV) || { echo "Python's venv module is missing; on Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
 	@$(PIP) torch
 	@$(PIP) --editable '.[native,arena]'

@@ -7,7 +7,9 @@ misuse of the command line is status 2.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import sys
+from typing import Annotated
 
 import typer
 
@@ -38,9 +40,24 @@ def build(words: list[str]) -> typer.Typer:
     )
     groups = {name: module for module, name in ROOMS.items() if name}
     asked = {**groups, **TOP_LEVEL}.get(words[0] if words else "")
+    root.callback()(common_options)
     for module in [asked] if asked else ROOMS:
         root.add_typer(importlib.import_module(module).app, name=ROOMS[module])
     return root
+
+
+def say_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"goodgate {importlib.metadata.version('goodgate')}")
+        raise typer.Exit
+
+
+def common_options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=say_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Options of `goodgate` itself, before any sub-command."""
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import typer
 import yaml
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from adapters.config import goodgate_home
 from adapters.errors import GoodgateError
@@ -21,8 +22,8 @@ from adapters.model_store import DEFAULT_MODEL
 from adapters.registry import UnknownEngine, adapter_class, engine_names
 
 app = typer.Typer(help="The engines that Goodgate can serve from.\n\nExample: goodgate engines install openvino")
-console = Console()
-errors = Console(stderr=True)
+console = Console(markup=False, highlight=False)  # `goodgate[native]` is no style
+errors = Console(stderr=True, markup=False, highlight=False)
 
 Name = Annotated[str, typer.Argument(help="The engine's name, as `goodgate engines` lists it.")]
 
@@ -55,7 +56,7 @@ def list_engines(
     for heading in ("engine", "runs here", "version", "how"):
         table.add_column(heading, overflow="fold")
     for row in rows:
-        runs = {True: "[green]yes[/]", False: "not yet", None: "by url"}[row.local]
+        runs = {True: Text("yes", style="green"), False: Text("not yet"), None: Text("by url")}[row.local]
         table.add_row(row.engine, runs, row.version or "-", row.how)
     console.print(table)
 
@@ -70,7 +71,7 @@ def install(name: Name) -> None:
         adapter = adapter_class(name)
         if not issubclass(adapter, Installable):
             fail(f"{name} is not installed from here. {describe(name).how}")
-        adapter.install(goodgate_home(), lambda step: console.print(step, markup=False, highlight=False))
+        adapter.install(goodgate_home(), lambda step: console.print(step, soft_wrap=True))
 
 
 @app.command()
@@ -101,7 +102,7 @@ async def run_in_foreground(process: EngineProcess, model: str) -> None:
         if not await _unless(asked_to_stop, process.start()):
             return
         console.print(f"{process.spec.name} serves {model} at {process.url}/v1 (Ctrl-C stops it)", soft_wrap=True)
-        console.print(f"its log: {process.log_path}", soft_wrap=True, highlight=False)
+        console.print(f"its log: {process.log_path}", soft_wrap=True)
         if await _unless(asked_to_stop, process.wait()):
             raise process.failure()
     finally:
@@ -162,5 +163,5 @@ def reported_errors() -> Iterator[None]:
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
-    errors.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    errors.print(message, style="red", soft_wrap=True)
     raise typer.Exit(code)

@@ -15,8 +15,8 @@ from adapters.model_store import DEFAULT_MODEL, PULLABLE, Model, ModelStore
 app = typer.Typer(
     no_args_is_help=True, help="The models on this machine.\n\nExample: goodgate models pull " + DEFAULT_MODEL
 )
-console = Console()
-errors = Console(stderr=True)
+console = Console(markup=False, highlight=False)  # a path may hold brackets
+errors = Console(stderr=True, markup=False, highlight=False)
 
 Name = Annotated[str, typer.Argument(help="The model's name in the store.")]
 

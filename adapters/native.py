@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -107,7 +108,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         path = _model_path(self.options.model, home)
         try:
             config = EngineConfig(**self._config_fields())
-            return AsyncEngine.load(path, config, kernel_cache=home / "cache" / "native")
+            return AsyncEngine.load(path, config, kernel_cache=_kernel_cache(home))
         except (NativeError, OSError, MemoryError, ValueError, RuntimeError) as error:
             raise EngineUnavailable(f"The native engine could not load {path}: {error}") from error
 
@@ -314,6 +315,11 @@ def _template_of(engine: AsyncEngine) -> ChatTemplate | None:
 
 def _model_path(model: str, home: Path) -> Path:
     return ModelStore(home).get(model).path if is_store_name(model) else Path(model).expanduser()
+
+
+def _kernel_cache(home: Path) -> Path | None:
+    """Where compiled kernels are kept; on a read-only disk the engine's own choice, a private temporary folder."""
+    return home / "cache" / "native" if os.access(home, os.W_OK) else None
 
 
 def _close_if_loaded(loading: asyncio.Future[AsyncEngine]) -> None:

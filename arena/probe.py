@@ -156,6 +156,7 @@ async def ask(client: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) 
     first: float | None = None
     tokens: int | None = None
     pieces = 0
+    has_ended = False
     try:
         async with client.post(url + "/v1/chat/completions", json=body) as response:
             if response.status >= 400:
@@ -166,20 +167,23 @@ async def ask(client: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) 
             served_by = response.headers.get("x-goodgate-engine", "")
             async for data in response.content.iter_any():
                 for event in splitter.feed(data):
-                    has_text, counted = read_event(event.data)
+                    has_text, counted, ends = read_event(event.data)
+                    has_ended = has_ended or ends
                     tokens = counted if counted is not None else tokens
                     if has_text:
                         pieces += 1
                         first = first if first is not None else time.monotonic() - started
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise EngineUnavailable(f"{url} broke off: {error or type(error).__name__}.") from error
+    if not has_ended:
+        raise EngineProtocolError(f"{url} ended an answer without a finish reason and without [DONE].")
     return Answer(tokens, pieces, first, served_by)
 
 
-def read_event(data: bytes) -> tuple[bool, int | None]:
-    """Does this event carry generated text, and how many output tokens does it account for?"""
+def read_event(data: bytes) -> tuple[bool, int | None, bool]:
+    """Does this event carry generated text, how many output tokens does it account for, and does it end the answer?"""
     if data.strip() == b"[DONE]":
-        return False, None
+        return False, None, True
     try:
         event = msgspec.json.decode(data, type=_Event)
     except msgspec.DecodeError as error:
@@ -188,7 +192,8 @@ def read_event(data: bytes) -> tuple[bool, int | None]:
         raise EngineFailed(f"The engine reported an error in its stream: {str(event.error)[:300]}")
     deltas = [choice.delta for choice in event.choices or () if choice.delta is not None]
     has_text = any(delta.content or delta.reasoning_content or delta.reasoning for delta in deltas)
-    return has_text, event.usage.completion_tokens if event.usage is not None else None
+    ends = any(choice.finish_reason for choice in event.choices or ())
+    return has_text, event.usage.completion_tokens if event.usage is not None else None, ends
 
 
 class _Delta(msgspec.Struct):
@@ -199,6 +204,7 @@ class _Delta(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
+    finish_reason: str | None = None
 
 
 class _Usage(msgspec.Struct):

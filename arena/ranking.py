@@ -17,9 +17,9 @@ from itertools import combinations
 
 from arena.search import Knee, probability_better
 
-# One pair of equal engines is told apart in at most 5 % of races at this level: 1.5 to 4.3 % on simulated queues
-# (M/M/1, load 50-80 %, cells of 4 and 30 s, different arrivals for the two). The textbook 0.975 errs more often,
-# because a knee fitted to a few cells is surer of itself than it should be.
+# At this level a pair of equal engines was told apart in 0 to 1 % of simulated races (M/M/1, M/D/1, M/M/4, continuous
+# batching without and with a noisy neighbour; cells of 4 and 30 s; arrivals of their own), at 0.975 in 0 to 5.6 %.
+# Where misses come from rare slow requests and not from a queue, it is not enough: see docs/arena.md.
 SURE = 0.99
 
 

@@ -217,11 +217,16 @@ class Knee:
     rate at the knee. That is the exponential tail of a queue's waiting time: exact for M/M/1, whose steepness is knee
     times TTFT limit. Flat priors over log knee and log steepness, a grid for both, and a binomial likelihood whose
     weight is divided by the design effect (at least `MIN_DESIGN_EFFECT`: short cells cannot show how their requests
-    hang together). Checked on simulated queues of known capacity in tests/arena/test_search.py.
+    hang together). An engine that overflows has left that curve: there, a cell that missed more than `SATURATED` of its
+    requests says that the miss rate is at least that, and nothing about the slope.
+
+    The constants were set on simulated engines of known capacity; docs/arena.md has the coverage,
+    tests/arena/test_search.py a part of the simulations.
     """
 
-    MIN_DESIGN_EFFECT = 5.0
-    UNDERREAD = 1.3  # an autocorrelation time read off a short series comes out too small
+    MIN_DESIGN_EFFECT = 8.0
+    SATURATED = 0.1
+    UNDERREAD = 2.0  # an autocorrelation time read off a short series comes out too small
     STEEPNESS = (2.0, 64.0)
     GRID = 400
     # The knee is looked for within this factor of the tested rates; of what lies beyond, the data say nothing.
@@ -247,6 +252,8 @@ class Knee:
                 np.minimum(steepness * (outcome.rate_rps / knees - 1), 50.0)
             )
             misses, met = outcome.counted_misses, outcome.requests - outcome.counted_misses
+            if misses > self.SATURATED * outcome.requests:  # how far beyond the knee, the model cannot say
+                hazard = np.minimum(hazard, -math.log1p(-min(misses / outcome.requests, 1 - 1e-9)))
             weight = 1 / max(self.UNDERREAD * outcome.design_effect, self.MIN_DESIGN_EFFECT)
             log_likelihood += weight * (misses * np.log(-np.expm1(-hazard)) - met * np.minimum(hazard, 50.0))
         posterior = np.exp(log_likelihood - log_likelihood.max()).sum(axis=0)

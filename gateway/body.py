@@ -1,4 +1,4 @@
-"""Reading a request's body: its type, size, time and depth are checked before it is parsed."""
+"""Reading a request's body: its type, encoding, size, time and depth are checked before it is parsed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from adapters.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 from gateway.config import ServerConfig
 from gateway.envelope import JSON, UnsupportedMediaType
 
+ENCODINGS = ("identity", "gzip", "deflate")  # those that need no further package; the server undoes them
 MAX_DEPTH = 64
 MAX_BRACKETS = 200_000  # objects and lists in one body; bounds the time of the scan, and no honest request comes near
 
@@ -24,6 +25,9 @@ async def read_json(request: web.Request, limits: ServerConfig) -> bytes:
     """The body's bytes, which claim to be JSON and do not nest too deep."""
     if request.content_type != JSON:
         raise UnsupportedMediaType(f"Send the request with Content-Type: {JSON}.")
+    encoding = request.headers.get("Content-Encoding", "identity").lower()
+    if encoding not in ENCODINGS:
+        raise UnsupportedMediaType(f"Send the body plain or with Content-Encoding: {', '.join(ENCODINGS[1:])}.")
     too_large = BodyTooLarge(f"The body is larger than {limits.max_body_mib} MiB.")
     if request.content_length is not None and request.content_length > limits.max_body_mib << 20:
         raise too_large

@@ -25,9 +25,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 
 def default_config() -> Path:
-    """The working folder's configuration, or else the one that lies beside Goodgate's code."""
-    here = Path(DEFAULT_CONFIG)
-    return here if here.exists() else Path(__file__).parents[1] / DEFAULT_CONFIG
+    """The working folder's configuration, or the one that lies beside Goodgate's code or was installed with it."""
+    folders = [Path(), Path(__file__).parents[1], Path(sys.prefix) / "share" / "goodgate"]
+    return next((path for folder in folders if (path := folder / DEFAULT_CONFIG).exists()), Path(DEFAULT_CONFIG))
 
 
 ConfigPath = Annotated[
@@ -130,6 +130,9 @@ def serve_process(config: Config, home: Path, share_port: bool) -> None:
 
 def serve_as_worker(config: Config, home: Path) -> None:
     """The entry of one of several processes that share the port."""
+    from gateway.workers import stop_with_parent
+
+    stop_with_parent()
     try:
         serve_process(config, home, share_port=True)
     except GoodgateError as error:

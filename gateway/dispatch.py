@@ -186,11 +186,12 @@ class Dispatcher:
     def _last_resort(self, model: ServedModel) -> Replica:
         """With nothing ready, one try on a replica that was: it may be back before the next probe says so."""
         for replica in model.replicas:
-            if replica.state is State.UNHEALTHY and replica.adapter is not None:
+            if replica.state is State.UNHEALTHY and replica.has_started:
                 return replica
         states = ", ".join(f"{replica.name} is {replica.state.value}" for replica in model.replicas)
         raise EngineUnavailable(
-            f"No replica of model {model.name!r} is ready: {states}.", retry_after_s=NOT_READY_RETRY_AFTER_S
+            f"No replica of model {model.name!r} is ready: {states}; /ready says why.",
+            retry_after_s=NOT_READY_RETRY_AFTER_S,
         )
 
     @asynccontextmanager

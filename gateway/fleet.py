@@ -54,6 +54,7 @@ class Replica:
     process: EngineProcess | None = None
     state: State = State.STARTING
     reason: str = "It has not answered yet."
+    has_started: bool = False  # its adapter has: until then only its start may say how it fares
     in_flight: int = 0
     load: Load = field(default_factory=Load)
 
@@ -189,6 +190,7 @@ class Fleet:
             replica.process = process
         adapter = replica.adapter = replica.adapter or self._new_adapter(replica)
         await adapter.start()
+        replica.has_started = True
         health = await adapter.health()
         self.mark(replica, State.READY if health.ready else State.UNHEALTHY, health.reason)
 

@@ -32,7 +32,7 @@ async def probe(fleet: Fleet, replica: Replica, timeout_s: float) -> None:
         if replica.state is not State.FAILED:
             fleet.mark(replica, State.FAILED, f"{replica.process.failure().message} {NO_RESTART}")
         return
-    if replica.adapter is None or replica.state in (State.STARTING, State.FAILED):
+    if replica.adapter is None or not replica.has_started or replica.state in (State.STARTING, State.FAILED):
         return
     try:
         async with asyncio.timeout(timeout_s):

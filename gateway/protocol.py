@@ -48,6 +48,11 @@ class Connection(RequestHandler):
         if self._request_count == 0:
             self.force_close()
 
+    def log_exception(self, *arguments: Any, **options: Any) -> None:
+        """A body that is not encoded as its headers say has been answered; its traceback would only fill the log."""
+        if not isinstance(options.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*arguments, **options)
+
     def handle_error(
         self,
         request: web.BaseRequest,

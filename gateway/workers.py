@@ -8,7 +8,9 @@ each worker would launch for itself is not what anybody wants, so both are refus
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from types import FrameType
@@ -74,4 +76,17 @@ def run_workers(
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return asked_to_stop and all(worker.exitcode == 0 for worker in workers)
+    # One that was still starting has no handler yet, and ends by the signal itself.
+    return asked_to_stop and all(worker.exitcode in (0, -signal.SIGTERM) for worker in workers)
+
+
+def stop_with_parent() -> None:
+    """Called in a worker: it stops as on SIGTERM when the parent is gone, however that one ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="watches the parent", daemon=True).start()

@@ -44,6 +44,11 @@ def test_the_table_names_the_command_that_installs(cli: CliRunner) -> None:
     assert "goodgate engines install openvino" in result.stdout
 
 
+def test_advice_with_brackets_is_printed_whole(cli: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "goodgate[native]" in cli.invoke(app, [], env={"COLUMNS": "120"}).stdout
+
+
 def test_an_unknown_engine_is_misuse_and_gets_the_nearest_spelling(cli: CliRunner) -> None:
     result = cli.invoke(app, ["install", "vlm"])
     assert result.exit_code == 2

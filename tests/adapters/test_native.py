@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -234,6 +235,16 @@ async def test_closing_while_a_request_runs_ends_it_with_an_error(model: Path, h
         with pytest.raises(StreamInterrupted):
             async for _ in stream:
                 pass
+
+
+async def test_a_home_that_cannot_be_written_still_gets_the_compiled_kernels(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    async with started(model, tmp_path) as adapter:  # a warning would be an error here
+        assert await collect(adapter, completion(max_tokens=1, ignore_eos=True))
+    assert [folder.split("-")[0] for folder in os.listdir(tmp_path)] == ["native"]  # no cache folder
 
 
 async def test_a_start_that_is_given_up_leaves_no_engine_running(

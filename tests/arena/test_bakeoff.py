@@ -14,8 +14,8 @@ from arena.bakeoff import Contender, RaceCard, race
 from arena.check import check_run
 from arena.loadgen import Progress
 from arena.report import publish, render
-from arena.results import CellResult, RaceResult, judge_race, summary
-from arena.scenario import parse
+from arena.results import CellResult, RaceResult, judge_race, read_cell, summary
+from arena.scenario import Scenario, parse
 from arena.store import Store
 
 # One request takes 40 + 7 * 10 = 110 ms, so an engine of `n` slots serves 9.1 n requests/s.
@@ -286,3 +286,27 @@ def test_an_endpoint_where_nobody_listens_is_out_and_says_so(tmp_path: Path) -> 
     assert result.engines[0].rank is None
     assert result.engines[0].goodput is None
     assert "No engine could be ranked" in render(result)
+
+
+def test_an_engine_whose_cells_are_all_invalid_is_out_after_three_and_the_race_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invalid cells do not count against the budget, so nothing else would ever end its turn."""
+
+    def always_late(store: Store, cell_id: str, scenario: Scenario, *, aborted: str | None) -> CellResult:
+        store.judge_cell(cell_id, "invalid_client", "The client was late.")
+        return read_cell(store, cell_id, scenario)
+
+    monkeypatch.setattr("arena.bakeoff.judge_cell", always_late)
+    server = [sys.executable, "-m", "adapters.fake_server", "--port", "PORT", "--ttft-ms", "5", "--itl-ms", "1"]
+    text = SCENARIO.replace("duration_s: 0.9", "duration_s: 0.2") + "rounds: 2\n"
+    log = Log()
+
+    async def race_with_patience() -> RaceResult:
+        async with asyncio.timeout(40):
+            return await race(card(tmp_path, [launched("unlucky", *server)], text=text), log)
+
+    result = asyncio.run(race_with_patience())
+    assert log.judged == ["unlucky"] * 3
+    assert "3 invalid cells in a row" in log.failed["unlucky"]
+    assert result.engines[0].rank is None

@@ -404,3 +404,12 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+async def test_a_long_answer_that_ends_the_cell_keeps_its_row(engine: RunningEngine, tmp_path: Path) -> None:
+    """It is parsed in slices; the end of the cell came between two of them, and the request left the denominator."""
+    answer = [Step(20 + 0.4 * index, text_event("a")) for index in range(500)]
+    script = Script(steps=[*answer, Step(221, ENDING)])
+    fired = await fire(engine, plan_of([(0, script)] * 4, cell_id="long"), tmp_path)
+    assert sorted(fired.rows) == [0, 1, 2, 3]
+    assert {(row.status, row.n_chunks) for row in fired.rows.values()} == {("ok", 500)}

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from adapters.errors import EngineError, EngineFailed, EngineProtocolError, EngineUnavailable
 from adapters.launch import free_port
-from arena.plan import Prompt
+from arena.plan import Prompt, Target
 from arena.probe import PROBE_TOKENS, is_alive, probe, warm_up
 
 PROMPT = Prompt("p", {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}, 8)
@@ -169,3 +169,13 @@ async def test_what_is_no_engine_is_told_in_its_own_words(status: int, body: str
     finally:
         await runner.cleanup()
     assert told in caught.value.message
+
+
+async def test_an_answer_that_just_stops_is_told_before_the_race_and_not_counted_in_a_burst() -> None:
+    """Each of its answers would be a miss; the burst would still put the first rate far too high."""
+    torn = [json.dumps({"choices": [{"delta": {"content": "hello"}}]})]
+    async with engine(events=torn) as (url, _):
+        with pytest.raises(EngineProtocolError, match="without a finish reason"):
+            await probe(url, model="m", prompt=PROMPT)
+        with pytest.raises(EngineError, match="None of 2 simultaneous requests"):
+            await warm_up(Target(url, "m", "x"), lambda seq: PROMPT, 2, timeout_s=5)

@@ -153,7 +153,7 @@ def test_the_interval_covers_the_true_goodput_of_a_queue_and_false_proofs_are_ra
     rng = np.random.default_rng(1)
     found = [estimate(simulated_search(rng, service_rate), SETTINGS) for _ in range(100)]
     covered = sum(goodput.lo <= truth and (goodput.hi is None or truth <= goodput.hi) for goodput in found)
-    assert covered >= 84  # 92 and 95 % were covered in 400 searches; 84 is three standard errors below
+    assert covered >= 84  # 92 to 94 % are covered in the long run; 84 is three standard errors below
     assert sum(goodput.proven and goodput.rate_rps > truth for goodput in found) <= 5
     assert np.median([goodput.rate_rps / truth for goodput in found]) == pytest.approx(1, abs=0.1)
 
@@ -171,3 +171,70 @@ def test_a_queue_of_twice_the_capacity_is_told_from_the_other() -> None:
     assert probability_better(fast, slow) > SURE
     assert probability_better(fast, slow) + probability_better(slow, fast) == pytest.approx(1, abs=0.01)
     assert probability_better(slow, slow) == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_cell_far_beyond_the_knee_does_not_drag_the_knee_below_rates_that_held() -> None:
+    """An engine that batches goes from no miss to half of them between two rungs; no exponential does that from below.
+
+    The cells are those of a real race.
+    """
+    cells = [(5.6569, 171, 0, 5.0), (8.0, 449, 0, 10.0), (9.5137, 301, 158, 26.7), (11.3137, 321, 282, 18.3)]
+    outcomes = [Outcome(SETTINGS.nearest_rung(rate), rate, n, misses, True, de) for rate, n, misses, de in cells]
+    low, high = Knee(outcomes, SETTINGS).interval()
+    assert 5.6 < low < 8.0 < high < 9.5137
+
+
+def batching_misses(rng: np.random.Generator, rate: float, duration_s: float) -> list[float]:
+    """The worse of TTFT and TPOT, over its limit (1 s, 60 ms), of an engine whose step grows with its batch.
+
+    A step takes 4 ms, 0.7 ms a decoding request and 0.6 ms a prompt token; about 131 tokens in, 64 out.
+    """
+    arrivals = np.sort(rng.uniform(0, duration_s + 10, rng.poisson(rate * (duration_s + 10)))).tolist()
+    prompts = rng.integers(111, 152, len(arrivals)).tolist()
+    now, due, waiting, decoding = 0.0, 0, [], {}
+    severity, first = [math.inf] * len(arrivals), [0.0] * len(arrivals)
+    while due < len(arrivals) or waiting or decoding:
+        if not waiting and not decoding:
+            now = max(now, arrivals[due])
+        while due < len(arrivals) and arrivals[due] <= now:
+            waiting.append(due)
+            due += 1
+        budget, prefilled, started = 256 - len(decoding), 0, []
+        while waiting and budget and len(decoding) + len(started) < 64:
+            part = min(budget, prompts[waiting[0]])
+            prompts[waiting[0]] -= part
+            budget -= part
+            prefilled += part
+            if not prompts[waiting[0]]:
+                started.append(waiting.pop(0))
+        now += 0.004 + 0.0007 * len(decoding) + 0.0006 * prefilled
+        for request in [*decoding]:
+            decoding[request] -= 1
+            if not decoding[request]:
+                del decoding[request]
+                severity[request] = max(first[request] - arrivals[request], (now - first[request]) / 63 / 0.06)
+        for request in started:
+            decoding[request], first[request] = 63, now
+    return [late for late, at in zip(severity, arrivals, strict=True) if 5 <= at < 5 + duration_s]
+
+
+def test_the_interval_covers_the_goodput_of_an_engine_that_batches() -> None:
+    """No queue that the model was made for: 94 to 96 % of 280 searches covered it; equal ones are hardly told apart."""
+    truth = 5.54  # one request in a hundred misses, over 4,000 s
+    rng = np.random.default_rng(4)
+    knees, covered = [], 0
+    for _ in range(40):
+        tried: list[Outcome] = []
+        first = SETTINGS.rung_below(truth * rng.uniform(0.5, 1.5))
+        while len(tried) < 10 and (probe := next_probe(tried, SETTINGS, first_rung=first)):
+            severities = batching_misses(rng, probe.rate_rps, max(30, 60 / probe.rate_rps))
+            missed = [severity > 1 for severity in severities]
+            effect = design_effect(missed, severities)
+            tried.append(Outcome(probe.rung, probe.rate_rps, len(missed), sum(missed), True, effect))
+        goodput = estimate(tried, SETTINGS)
+        covered += goodput.lo <= truth and (goodput.hi is None or truth <= goodput.hi)
+        assert not (goodput.proven and goodput.rate_rps > truth)
+        knees.append(Knee(tried, SETTINGS))
+    assert covered >= 33  # three standard errors below 95 %
+    better = [probability_better(a, b) for a, b in zip(knees[::2], knees[1::2], strict=True)]
+    assert sum(not 1 - SURE < probability < SURE for probability in better) <= 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import time
 from typing import Any
@@ -158,6 +159,28 @@ async def test_a14_w24_a_body_over_the_limit_is_413_and_one_below_passes(start: 
             assert response.status == expected
             if expected == 413:
                 assert (await response.json())["error"]["code"] == "body_too_large"
+
+
+@pytest.mark.parametrize("encoding", ["banana", "br", "gzip, gzip"])
+async def test_a_body_in_an_unknown_encoding_is_415_and_not_read_as_it_lies(start: Start, encoding: str) -> None:
+    gateway = await start(fake_model())
+    head = (
+        POST
+        + f"Content-Encoding: {encoding}\r\nConnection: close\r\nContent-Length: {len(chat_body())}\r\n\r\n".encode()
+    )
+    answer = await raw(gateway, head + chat_body())
+    assert answer.split()[1] == b"415"
+    assert b"unsupported_media_type" in answer
+
+
+async def test_a_gzipped_body_is_read_and_a_broken_one_leaves_no_traceback_in_the_log(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway = await start(fake_model())
+    for body, status in ((gzip.compress(chat_body()), b"200"), (chat_body(), b"400")):
+        head = POST + f"Content-Encoding: gzip\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        assert (await raw(gateway, head + body)).split()[1] == status
+    assert "Traceback" not in caplog.text
 
 
 async def raw(gateway: Gateway, data: bytes, wait_s: float = 3) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import importlib.metadata
 import json
 import os
 import re
@@ -172,6 +173,17 @@ def test_workers_share_a_port_and_end_together(tmp_path: Path) -> None:
         urllib.request.urlopen(f"{url}/health", timeout=1)
 
 
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_model(), server={"port": free_port()})
+    with running(config, "--workers", "2", home=tmp_path) as (process, url):
+        await_ready(url)
+        process.kill()
+        deadline = time.monotonic() + PATIENCE_S
+        while is_ready(url):
+            assert time.monotonic() < deadline, "a worker outlived its parent"
+            time.sleep(0.05)
+
+
 @pytest.mark.parametrize(
     ("replica", "reason"),
     [
@@ -239,6 +251,11 @@ def test_a_second_signal_ends_the_wait_for_open_answers(tmp_path: Path) -> None:
             assert process.wait(5) == 0
             assert "shutting down" in chat.communicate(timeout=PATIENCE_S)[1]
             assert chat.returncode == 1
+
+
+def test_the_version_is_told(tmp_path: Path) -> None:
+    result = goodgate("--version", home=tmp_path)
+    assert (result.returncode, result.stdout) == (0, f"goodgate {importlib.metadata.version('goodgate')}\n")
 
 
 def test_serve_finds_its_default_configuration_from_any_folder(tmp_path: Path) -> None:

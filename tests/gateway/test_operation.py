@@ -15,6 +15,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from adapters.errors import EngineUnavailable
+from adapters.fake import Adapter as FakeAdapter
 from adapters.model_store import Manifest
 from gateway.app import DISPATCHER
 from gateway.logs import JSONLines, TextLines
@@ -197,6 +199,21 @@ async def test_an_adapter_whose_probe_fails_does_not_end_the_probing_of_others(
     await until(lambda: probes >= 3)
     assert not broken.is_ready
     assert sound.is_ready
+
+
+class Unable(FakeAdapter):
+    async def start(self) -> None:
+        raise EngineUnavailable("It needs torch.")
+
+
+async def test_an_engine_that_cannot_start_goes_on_saying_why(start: Start) -> None:
+    engines = {"unable": Unable}
+    gateway = await start(model({"engine": "unable"}), engines=engines, is_ready=False, health={"interval_s": 0.02})
+    await until(lambda: gateway.fleet.replicas[0].reason == "It needs torch.")
+    status, body, _ = await gateway.chat()
+    assert (status, body["error"]["code"]) == (503, "engine_unavailable")
+    await asyncio.sleep(0.1)  # several probes
+    assert (await gateway.get("/ready"))[1]["waiting_for"] == {"m": {"unable-0": "It needs torch."}}
 
 
 def put_model(home: Path, name: str) -> None:

@@ -266,3 +266,16 @@ async def test_a_stop_string_across_tokens_and_characters_cuts_where_it_begins(e
         assert stopped[-1].finish_reason == "stop"
         late = dataclasses.replace(params, stop=(stop,), min_tokens=200)
         assert joined(await collect(engine, PROMPT, late, f"late {start}"))[0] == whole
+
+
+@pytest.mark.parametrize(("length", "max_tokens", "answered"), [(255, None, 1), (255, 5, 1), (254, 9, 2), (30, 1, 1)])
+async def test_a_prompt_next_to_the_end_of_the_context_gets_what_still_fits(
+    engine: AsyncEngine, length: int, max_tokens: int | None, answered: int
+) -> None:
+    prompt = [3 + number % 300 for number in range(length)]
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=max_tokens)
+    deltas = await collect(engine, prompt, params, "edge")
+    assert deltas[-1].finish_reason == "length"
+    assert deltas[-1].num_output_tokens == answered
+    with pytest.raises(PromptTooLong, match="255"):
+        await collect(engine, prompt + [9] * (256 - length), params, "over")
