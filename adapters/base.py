@@ -115,7 +115,7 @@ class EngineAdapter(ABC, Generic[O]):
             raise UnsupportedParameter("prompt", self.engine)
         refused = set_fields(request) - self.capabilities.parameters - INFORMATIONAL - {prompt_field}
         for field in sorted(refused):
-            if not is_default(field, getattr(request, field)):
+            if _asks_for_one_call(field, request) or not is_default(field, getattr(request, field)):
                 raise UnsupportedParameter(field, self.engine)
 
 
@@ -153,6 +153,16 @@ def is_default(field: str, value: object) -> bool:
     return any(
         (type(value) is type(default) and value == default) or _same_number(value, default)
         for default in _DEFAULTS.get(field, ())
+    )
+
+
+def _asks_for_one_call(field: str, request: GenerateRequest) -> bool:
+    """`parallel_tool_calls: false` asks for nothing only where there are no tools."""
+    return (
+        field == "parallel_tool_calls"
+        and isinstance(request, ChatRequest)
+        and bool(request.tools)
+        and (request.parallel_tool_calls is False)
     )
 
 

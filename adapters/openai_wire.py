@@ -25,7 +25,7 @@ from adapters.base import is_default
 from adapters.errors import EngineFailed, EngineProtocolError, InvalidRequest, StreamInterrupted
 from adapters.sse import Event, EventSplitter
 from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Message, Usage, set_fields
-from adapters.wire_errors import error_from_event
+from adapters.wire_errors import stream_error
 
 _NOTHING = Raw(b"")
 
@@ -40,6 +40,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     conversions: Mapping[str, Callable[[Any], object]] = {}  # of values, keyed by our names
     completion_logprobs_look_like_chat: bool = False
     counts_each_choice: bool = False  # a usage for each choice, where others send one for all
+    repeats_tool_heads: bool = False  # in every delta of a tool call, and no finish reason ever says `tool_calls`
 
 
 # ---------------------------------------------------------------------------------------------------------- requests
@@ -109,6 +110,15 @@ class _Delta(Struct):
     tool_calls: Raw = _NOTHING
 
 
+class _Function(Struct):
+    arguments: str | None = None
+
+
+class _ToolCall(Struct):
+    index: int = 0
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
 class _Choice(Struct):
     index: int = 0
     delta: _Delta | None = None
@@ -160,22 +170,49 @@ _FINISH_REASONS: dict[str, FinishReason] = {
 _FAILURES = frozenset({"abort", "error", "timeout", "cancelled"})
 
 
+def as_finish_reason(engine: str, reason: str | None) -> FinishReason | None:
+    """OpenAI's word for an engine's, None for an unknown one. Raises `EngineFailed` for one that means failure."""
+    if reason in _FAILURES:
+        raise EngineFailed(f"The engine {engine!r} gave up this request ({reason}).")
+    return _FINISH_REASONS.get(reason or "")
+
+
+def max_pieces(request: GenerateRequest) -> int | None:
+    """More pieces than this are no answer to `request`; None where it sets no limit.
+
+    A piece holds a token or more as a rule, but parsers of tools and reasoning may cut one into several.
+    """
+    return None if request.token_limit is None else 4 * request.token_limit * request.num_choices + 64
+
+
 class StreamReader:
     """One stream. `is_done` turns true at `[DONE]`: nothing that follows is read."""
 
-    def __init__(self, engine: str, request: GenerateRequest, dialect: Dialect) -> None:
+    is_cut = False  # it always reads to the engine's own end
+
+    def __init__(
+        self,
+        engine: str,
+        request: GenerateRequest,
+        dialect: Dialect,
+        *,
+        on_unknown_reason: Callable[[], None] = lambda: None,
+    ) -> None:
         self._engine = engine
-        self._splitter = EventSplitter()
+        self._on_unknown_reason = on_unknown_reason
+        self._splitter = EventSplitter(who=f"The engine {engine!r}")
         self._num_choices = request.num_choices
+        self._max_pieces = max_pieces(request)
         self._converts_logprobs = dialect.completion_logprobs_look_like_chat and not isinstance(request, ChatRequest)
         self._counts_each_choice = dialect.counts_each_choice and self._num_choices > 1
+        self._repeats_tool_heads = dialect.repeats_tool_heads
+        self._calls: set[tuple[int, int]] = set()  # choice and number of the tool calls begun
         self._finished: set[int] = set()
         self._num_pieces = 0
         self._text_offsets = [0] * self._num_choices
         self._usage: _Usage | None = None
         self.num_chunks = 0
         self.is_done = False
-        self.unknown_finish_reasons = 0
 
     def feed(self, data: bytes) -> Iterator[Chunk]:
         """Chunks that `data` completes, lazily: an error that the engine reports comes after what preceded it.
@@ -189,7 +226,7 @@ class StreamReader:
         rest = list(self._read(self._splitter.close()))
         if len(self._finished) < self._num_choices:
             raise StreamInterrupted(f"The stream of the engine {self._engine!r} ended before its finish reason.")
-        return [*rest, Chunk(usage=self._account())]
+        return [*rest, Chunk(usage=self.account())]
 
     def _read(self, events: list[Event]) -> Iterator[Chunk]:
         for event in events:
@@ -210,7 +247,7 @@ class StreamReader:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise self._not_openai() from error
         if _holds_something(payload.error) or payload.object == "error" or event.event == "error":
-            raise self._as_stream_error(event.data)
+            raise stream_error(self._engine, event.data, has_begun=self.num_chunks > 0)
         usage = _usage_of(payload.usage)
         if usage is not None:
             self._usage = self._plus(usage) if self._counts_each_choice else usage
@@ -224,10 +261,6 @@ class StreamReader:
         total = (self._usage.completion_tokens or 0) + (usage.completion_tokens or 0)
         return msgspec.structs.replace(self._usage, completion_tokens=total)
 
-    def _as_stream_error(self, data: bytes) -> Exception:
-        error = error_from_event(self._engine, data)
-        return EngineFailed(error.message) if self.num_chunks else error  # once text has left, no status can follow
-
     def _read_choice(self, choice: _Choice) -> Chunk | None:
         index = choice.index
         if not 0 <= index < self._num_choices:
@@ -237,6 +270,10 @@ class StreamReader:
         reasoning = delta.reasoning or delta.reasoning_content or ""
         tool_calls = _on_one_line(delta.tool_calls) if _holds_something(delta.tool_calls) else None
         reason = self._finish_reason(choice.finish_reason)
+        if self._repeats_tool_heads:
+            tool_calls = self._without_repeated_heads(tool_calls, index)
+            has_called = any(called == index for called, _ in self._calls)
+            reason = "tool_calls" if reason == "stop" and has_called else reason
         says_nothing = not text and not reasoning and tool_calls is None and reason is None
         if says_nothing or index in self._finished:
             return None
@@ -244,20 +281,37 @@ class StreamReader:
         self._text_offsets[index] += len(text)
         self._num_pieces += bool(text or reasoning or tool_calls)
         self.num_chunks += 1
+        if self._max_pieces is not None and self._num_pieces > self._max_pieces:
+            raise EngineProtocolError(f"The engine {self._engine!r} goes on far beyond the limit that was asked for.")
         if reason is not None:
             self._finished.add(index)
         return Chunk(
             index=index, text=text, reasoning=reasoning, tool_calls=tool_calls, logprobs=logprobs, finish_reason=reason
         )
 
+    def _without_repeated_heads(self, tool_calls: Raw | None, index: int) -> Raw | None:
+        """Name, id and type belong to the first delta of a call only: clients join what comes in later ones."""
+        if tool_calls is None:
+            return None
+        try:
+            calls = msgspec.json.decode(tool_calls, type=list[_ToolCall])
+        except msgspec.DecodeError as error:
+            raise self._not_openai() from error
+        bare = [{"index": call.index, "function": {"arguments": call.function.arguments}} for call in calls]
+        is_new = [(index, call.index) not in self._calls for call in calls]
+        self._calls.update((index, call.index) for call in calls)
+        if all(is_new):
+            return tool_calls
+        whole = msgspec.json.decode(tool_calls)
+        kept = [each if new else short for each, new, short in zip(whole, is_new, bare, strict=True)]
+        return Raw(msgspec.json.encode(kept))
+
     def _finish_reason(self, reason: str | None) -> FinishReason | None:
         if not reason:
             return None
-        if reason in _FAILURES:
-            raise EngineFailed(f"The engine {self._engine!r} gave up this request ({reason}).")
-        known = _FINISH_REASONS.get(reason)
+        known = as_finish_reason(self._engine, reason)
         if known is None:
-            self.unknown_finish_reasons += 1
+            self._on_unknown_reason()
         return known or "stop"
 
     def _logprobs(self, logprobs: Raw, index: int) -> Raw | None:
@@ -270,7 +324,7 @@ class StreamReader:
         except msgspec.DecodeError as error:
             raise self._not_openai() from error
 
-    def _account(self) -> Usage:
+    def account(self) -> Usage:
         """The engine's own count; without one, the pieces of text, which are one token each in every engine we know."""
         if self._usage is None:
             return Usage(0, self._num_pieces)

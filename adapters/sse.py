@@ -35,8 +35,9 @@ class Event(Struct, frozen=True, gc=False):
 class EventSplitter:
     """Feed it whatever was read. It holds at most one unfinished event, of at most `max_event_bytes`."""
 
-    def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+    def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES, *, who: str = "The engine") -> None:
         self._max_event_bytes = max_event_bytes
+        self._who = who  # for the message of an error
         self._parts: list[bytes] = []  # the unfinished event, joined only when it ends: long ones stay linear
         self._num_held = 0
         self._after_cr = False
@@ -95,7 +96,7 @@ class EventSplitter:
         return events
 
     def _too_large(self) -> EngineProtocolError:
-        return EngineProtocolError(f"The engine sent a stream event larger than {self._max_event_bytes} bytes.")
+        return EngineProtocolError(f"{self._who} sent a stream event larger than {self._max_event_bytes} bytes.")
 
 
 def _parse(block: bytes) -> Event | None:

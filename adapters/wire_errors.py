@@ -57,13 +57,26 @@ _STATUS_OF_CODE = {
     if kind.code
 }
 
+# TGI's words for what went wrong, which it writes into streams whose status has long been 200.
+_STATUS_OF_TYPE = {
+    "validation": 422,
+    "template_error": 422,
+    "tool_error": 422,
+    "missing_template_variable": 422,
+    "overloaded": 429,
+    "generation": 424,
+}
+
 # How engines say that prompt and answer do not fit: llama.cpp by type, OpenAI by code, vLLM, TGI and others in words.
 _OVERFLOW_MARKS = frozenset({"exceed_context_size_error", "context_length_exceeded"})
 _OVERFLOW_WORDS = re.compile(
     r"context (length|size|window)|maximum (model|input|sequence) length|max_model_len|max_total_tokens"
-    r"|input length .{0,80}exceed|prompt .{0,80}(too long|exceed)|inputs? tokens .{0,40}must",
+    r"|input length .{0,80}exceed|prompt .{0,80}(too long|exceed)"
+    r"|inputs?`? (tokens .{0,40}must|must have less than)",
     re.IGNORECASE,
 )
+# TensorRT-LLM behind Triton, where an error of the model has no better status than 500.
+_PROMPT_TOO_LONG = re.compile(r"prompt length.{0,160}exceed", re.IGNORECASE)
 _LOADING = re.compile(r"loading|starting|warming|not ready", re.IGNORECASE)
 
 
@@ -87,9 +100,31 @@ def error_from_response(engine: str, status: int, body: bytes, retry_after: str 
 
 def error_from_event(engine: str, data: bytes) -> GoodgateError:
     """The error for an error event in a stream; the status it would have had is in its code, where there is one."""
-    code = read_complaint(data).code
-    status = int(code) if code.isdecimal() and len(code) == 3 else _STATUS_OF_CODE.get(code, 500)
-    return error_from_response(engine, status if 400 <= status < 600 else 500, data)
+    complaint = read_complaint(data)
+    return error_from_response(engine, _status_of(complaint), data)
+
+
+def stream_error(engine: str, data: bytes, *, has_begun: bool) -> GoodgateError:
+    """The error for an error event. Once text has left, no status can follow: then it is the engine's failure."""
+    error = error_from_event(engine, data)
+    return as_failure(engine, error) if has_begun else error
+
+
+def as_failure(engine: str, error: GoodgateError) -> EngineFailed:
+    return error if isinstance(error, EngineFailed) else EngineFailed(failed(engine, error.message))
+
+
+def failed(engine: str, reason: str) -> str:
+    return f"The engine {engine!r} failed: {reason}"
+
+
+def _status_of(complaint: Complaint) -> int:
+    """The status that a complaint would have had, had it not come inside a stream."""
+    code = complaint.code
+    if code.isdecimal() and len(code) == 3 and 400 <= int(code) < 600:
+        return int(code)
+    told = _STATUS_OF_CODE.get(code) or _STATUS_OF_TYPE.get(complaint.type)
+    return told or (400 if _is_overflow(complaint) else 500)
 
 
 def read_complaint(body: bytes) -> Complaint:
@@ -132,7 +167,7 @@ def _plain_text(body: bytes) -> str:
 
 
 def _kind(status: int, complaint: Complaint) -> type[GoodgateError]:
-    if status in (400, 413, 422) and _is_overflow(complaint):
+    if (status in (400, 413, 422) and _is_overflow(complaint)) or _PROMPT_TOO_LONG.search(complaint.message):
         return ContextLengthExceeded
     if status == 503 and _LOADING.search(complaint.message):
         return EngineUnavailable
@@ -149,6 +184,8 @@ def _is_overflow(complaint: Complaint) -> bool:
 def _in_words(engine: str, status: int, complaint: Complaint, kind: type[GoodgateError]) -> str:
     if kind is Unauthorized:
         return f"The engine {engine!r} refused the key it was given (HTTP {status})."
+    if complaint.message and kind is EngineFailed:
+        return failed(engine, complaint.message)
     if complaint.message:
         return complaint.message
     return f"The engine {engine!r} answered HTTP {status} without saying why."

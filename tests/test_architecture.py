@@ -21,7 +21,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("gateway", "adapters", "native_engine", "arena")
-ENGINES = {"native", "vllm", "llama_cpp", "openvino", "fake"}
+ENGINES = {
+    "native", "vllm", "llama_cpp", "openvino", "fake", "goodgate_peer", "sglang", "tgi", "tensorrt_llm",
+    "triton_server", "openai_compatible",
+}  # fmt: skip
 WEB = {"aiohttp", "httpx", "requests", "flask", "fastapi", "uvicorn", "starlette"}
 TORCH_FREE = {"config", "sampling_params", "sequence", "step", "blocks", "scheduler", "errors", "engine", "capacity"}
 # supervise.py is a program of its own, run by path; it hands its environment on to the engine that it starts.

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -15,12 +16,61 @@ import pytest
 from adapters.base import EngineAdapter
 from adapters.registry import adapter_class
 from adapters.types import ChatRequest, Chunk, CompletionRequest, GenerateRequest
-from tests.contract import transcripts
-from tests.contract.twin import Reply, Twin
+from tests.contract import sglang_transcripts, tensorrt_transcripts, tgi_transcripts, transcripts
+from tests.contract.twin import Reply, Twin, event
+from tests.contract.word_model import write_word_model
 from tests.native_engine.tiny_llama import CHAT_CONTEXT, write_tiny_chat_llama
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-HTTP_ENGINES = ("vllm", "llama_cpp", "openvino", "goodgate_peer")
+OF_OLD = {"vllm": "VLLM", "llama_cpp": "LLAMA", "openvino": "OPENVINO", "goodgate_peer": "PEER"}
+MODULES: dict[str, ModuleType] = {
+    "sglang": sglang_transcripts,
+    "tgi": tgi_transcripts,
+    "tensorrt_llm": tensorrt_transcripts,
+}
+HTTP_ENGINES = (*OF_OLD, *MODULES, "openai_compatible")
+FANS_OUT = {"tgi"}  # has no `n`: each choice is a request of its own
+
+# Engines with a text route of their own: the route, the options, what it says, and how it says "too long".
+GENERATE_ENGINES: dict[str, tuple[str, str, dict[str, Any], bytes, Reply]] = {
+    "sglang-native": (
+        "sglang",
+        "/generate",
+        {"route": "native"},
+        sglang_transcripts.NATIVE,
+        Reply.plain(400, {"object": "error", "message": "Input length (9000) exceeds the maximum.", "code": 400}),
+    ),
+    "tgi-generate": (
+        "tgi",
+        "/generate_stream",
+        {},
+        tgi_transcripts.NATIVE,
+        Reply.stream(
+            b'data:{"error":"Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048. Given: 9000 '
+            b'`inputs` tokens and 16 `max_new_tokens`","error_type":"validation"}\n\n'
+        ),
+    ),
+    "triton-llmapi": (
+        "triton_server",
+        "/v2/models/small/generate_stream",
+        {"dialect": "llmapi"},
+        tensorrt_transcripts.LLMAPI,
+        Reply.plain(
+            500,
+            {
+                "error": "Error generating request: The sum of prompt length (9000.0), query length (0) should not "
+                "exceed max_num_tokens (8192)"
+            },
+        ),
+    ),
+    "triton-ensemble": (
+        "triton_server",
+        "/v2/models/small/generate_stream",
+        {"dialect": "ensemble"},
+        tensorrt_transcripts.ENSEMBLE,
+        Reply.plain(400, {"error": "Encountered an error: Prompt length (9000) exceeds maximum input length (2048)"}),
+    ),
+}
 
 
 def chat(**fields: Any) -> ChatRequest:
@@ -46,6 +96,11 @@ class Subject(ABC):
     def __init__(self, engine: str) -> None:
         self.engine = engine
 
+    @property
+    def to_the_end(self) -> dict[str, Any]:
+        """Fields that keep an engine of our own from ending before its limit, where they are known."""
+        return {"ignore_eos": True} if "ignore_eos" in self.adapter.capabilities.parameters else {}
+
     @abstractmethod
     async def set_up(self, stack: AsyncExitStack) -> None:
         """Make the adapter, which answers with `max_tokens` tokens; `stack` undoes what it needed."""
@@ -67,21 +122,41 @@ class Subject(ABC):
         """A request that does not fit the context."""
 
 
-class HTTPSubject(Subject):
+class TwinSubject(Subject):
+    """An engine whose side is scripted."""
+
+    twin: Twin
+    path = CHAT
+    health_path = "/health"
+
+    @abstractmethod
+    def answers(self, *, num_choices: int = 1) -> None:
+        """From now on: a short answer, to be asked for as often as the engine needs for that many choices."""
+
+    async def wait_idle(self) -> None:
+        await self.twin.client_left(within_s=1)
+
+
+class HTTPSubject(TwinSubject):
     def __init__(self, engine: str) -> None:
         super().__init__(engine)
         self.refused = None if engine == "goodgate_peer" else ("suffix", "end")
+        if engine == "openai_compatible":
+            self.refused = ("top_k", 5)
 
     async def set_up(self, stack: AsyncExitStack) -> None:
         self.twin = await stack.enter_async_context(Twin())
         cls = adapter_class(self.engine)
         self.adapter = cls(msgspec.convert({"url": self.twin.url, "model": "small"}, cls.Options))
-        self.twin.reply("/health", Reply.plain(200, b""))
+        self.health_path = cls.health_path  # type: ignore[attr-defined]
+        self.twin.reply(self.health_path, Reply.plain(200, b""))
         self.answers()
 
     def transcript(self, name: str) -> bytes:
-        prefix = {"vllm": "VLLM", "llama_cpp": "LLAMA", "openvino": "OPENVINO", "goodgate_peer": "PEER"}[self.engine]
-        recorded: bytes = getattr(transcripts, f"{prefix}_{name}")
+        if self.engine in MODULES:
+            recorded: bytes = getattr(MODULES[self.engine], name)
+        else:
+            recorded = getattr(transcripts, f"{OF_OLD.get(self.engine, 'PEER')}_{name}")
         return recorded
 
     def answers(self, *, num_choices: int = 1) -> None:
@@ -95,17 +170,75 @@ class HTTPSubject(Subject):
     def stays_silent(self) -> None:
         self.twin.reply(CHAT, Reply.silent())
 
-    async def wait_idle(self) -> None:
-        await self.twin.client_left(within_s=1)
-
     def overflows(self) -> GenerateRequest:
         error = {
             "vllm": {"message": "Input length (9000) exceeds model's maximum context length (4096).", "code": 400},
             "llama_cpp": {"message": "too many tokens", "type": "exceed_context_size_error", "n_ctx": 4096},
             "openvino": {"message": "The prompt is too long.", "code": "context_length_exceeded"},
             "goodgate_peer": {"message": "The prompt is too long.", "code": "context_length_exceeded"},
+            "openai_compatible": {"message": "This model's maximum context length is 8 tokens.", "code": 400},
+            "tgi": {"message": "`inputs` must have less than 1024 tokens. Given: 9000", "http_status_code": 422},
+            "sglang": {"message": "The input (9000 tokens) is longer than the model's context length.", "code": 400},
+            "tensorrt_llm": {"message": "The sum of prompt length (9000) should not exceed max_num_tokens (8192)"},
         }[self.engine]
         self.twin.reply(CHAT, Reply.plain(400, {"error": error}))
+        return chat()
+
+
+class GenerateSubject(TwinSubject):
+    refused = ("tools", [{"type": "function", "function": {"name": "f"}}])
+
+    def __init__(self, name: str, text_model: Path) -> None:
+        engine, self.path, self._options, self._answer, self._overflow = GENERATE_ENGINES[name]
+        super().__init__(engine)
+        self._text_model = text_model
+
+    async def set_up(self, stack: AsyncExitStack) -> None:
+        self.twin = await stack.enter_async_context(Twin())
+        cls = adapter_class(self.engine)
+        options = {"url": self.twin.url, "model": "small", "chat_template": str(self._text_model), **self._options}
+        self.adapter = cls(msgspec.convert(options, cls.Options))
+        self.health_path = "/v2/models/small/ready" if self.engine == "triton_server" else "/health"
+        self.twin.reply(self.health_path, Reply.plain(200, b""))
+        self.answers()
+
+    def answers(self, *, num_choices: int = 1) -> None:
+        has_n = self.engine == "sglang" and num_choices == 2
+        self.twin.reply(self.path, Reply.stream(sglang_transcripts.NATIVE_TWO if has_n else self._answer))
+
+    def event(self, pieces: list[str], reason: str | None = None) -> bytes:
+        """The event that follows after all but the last of `pieces`."""
+        if self.engine == "sglang":
+            return event(sglang_transcripts.native("".join(pieces), len(pieces), reason and {"type": reason}))
+        if self.engine == "tgi":
+            own = {"stop": "stop_sequence", "end": "eos_token"}.get(reason or "", reason)
+            more = {"details": tgi_transcripts.details(own, len(pieces))} if own else {}
+            return event(tgi_transcripts.token(pieces[-1], len(pieces), **more))
+        if self.is_ensemble:
+            return event(tensorrt_transcripts.triton(pieces[-1], num_input_tokens="9", num_output_tokens=[len(pieces)]))
+        return event(tensorrt_transcripts.triton("".join(pieces), finish_reason=reason or "None"))
+
+    def stream(self, *pieces: str, reason: str | None = "stop") -> bytes:
+        """A whole stream in the engine's accent; without a reason it breaks off."""
+        so_far = [list(pieces[: number + 1]) for number in range(len(pieces))]
+        return b"".join(self.event(each, reason if each == list(pieces) else None) for each in so_far)
+
+    @property
+    def is_ensemble(self) -> bool:
+        return self._options.get("dialect") == "ensemble"
+
+    def says(self, *steps: Any) -> None:
+        self.twin.reply(self.path, Reply.stream(*steps))
+
+    def talks_on(self) -> None:
+        head, mark, rest = self._answer.partition(b"data:")
+        self.says(head + mark + rest.partition(b"\n\n")[0] + b"\n\n", "hold")
+
+    def stays_silent(self) -> None:
+        self.twin.reply(self.path, Reply.silent())
+
+    def overflows(self) -> GenerateRequest:
+        self.twin.reply(self.path, self._overflow)
         return chat()
 
 
@@ -176,16 +309,44 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_chat_llama(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture(params=[*HTTP_ENGINES, "fake", "native"])
+@pytest.fixture(scope="session")
+def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_word_model(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(params=[*HTTP_ENGINES, *GENERATE_ENGINES, "fake", "native"])
 async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     kinds = {"fake": FakeSubject, **dict.fromkeys(HTTP_ENGINES, HTTPSubject)}
     async with AsyncExitStack() as stack:
         if request.param == "native":
             model, home = request.getfixturevalue("tiny_model"), request.getfixturevalue("native_home")
             made: Subject = NativeSubject("native", model, home)
+        elif request.param in GENERATE_ENGINES:
+            made = GenerateSubject(request.param, request.getfixturevalue("text_model"))
         else:
             made = kinds[request.param](request.param)
         await made.set_up(stack)
+        yield made
+        await made.adapter.close()
+
+
+@pytest.fixture(params=GENERATE_ENGINES)
+async def generate_subject(request: pytest.FixtureRequest, text_model: Path) -> AsyncIterator[GenerateSubject]:
+    async with AsyncExitStack() as stack:
+        made = GenerateSubject(request.param, text_model)
+        await made.set_up(stack)
+        await made.adapter.start()
+        yield made
+        await made.adapter.close()
+
+
+@pytest.fixture(params=[*HTTP_ENGINES, *GENERATE_ENGINES])
+async def twin_subject(request: pytest.FixtureRequest, text_model: Path) -> AsyncIterator[TwinSubject]:
+    is_generate = request.param in GENERATE_ENGINES
+    async with AsyncExitStack() as stack:
+        made = GenerateSubject(request.param, text_model) if is_generate else HTTPSubject(request.param)
+        await made.set_up(stack)
+        await made.adapter.start()
         yield made
         await made.adapter.close()
 

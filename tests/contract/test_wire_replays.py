@@ -34,7 +34,17 @@ from adapters.openai_http import HTTPOptions
 from adapters.openai_wire import StreamReader
 from adapters.registry import adapter_class
 from adapters.types import INFORMATIONAL, ChatRequest, Chunk, CompletionRequest, Usage
-from tests.contract.conftest import CHAT, COMPLETIONS, HTTP_ENGINES, HTTPSubject, chat, collect, completion
+from tests.contract import sglang_transcripts, tensorrt_transcripts, tgi_transcripts
+from tests.contract.conftest import (
+    CHAT,
+    COMPLETIONS,
+    FANS_OUT,
+    HTTP_ENGINES,
+    HTTPSubject,
+    chat,
+    collect,
+    completion,
+)
 from tests.contract.transcripts import METRICS
 from tests.contract.twin import Reply, Twin, event, events
 
@@ -82,7 +92,9 @@ async def failure(subject: HTTPSubject, reply: Reply, **fields: Any) -> Goodgate
 @pytest.mark.parametrize("name", ["CHAT", "CHAT_TWO", "COMPLETION"])
 def test_a_recorded_stream_reads_the_same_cut_at_every_byte(engine: str, name: str) -> None:
     stream = HTTPSubject(engine).transcript(name)
-    request = completion() if name == "COMPLETION" else chat(n=2 if name == "CHAT_TWO" else 1)
+    request = (
+        completion() if name == "COMPLETION" else chat(n=2 if name == "CHAT_TWO" and engine not in FANS_OUT else 1)
+    )
     dialect = adapter_class(engine).dialect  # type: ignore[attr-defined]
 
     def read(*pieces: bytes) -> list[Chunk]:
@@ -204,7 +216,7 @@ async def test_w17_usage_is_right_as_null_on_every_chunk_and_absent(http_subject
 async def test_cached_tokens_are_told_where_the_engine_tells_them(http_subject: HTTPSubject) -> None:
     last = (await collect(http_subject.adapter, chat()))[-1].usage
     assert last is not None
-    assert last.cached_tokens == (None if http_subject.engine == "openvino" else 4)
+    assert last.cached_tokens == (None if http_subject.engine in {"openvino", "tgi"} else 4)
 
 
 async def test_w18_comments_and_odd_pings_are_ignored(http_subject: HTTPSubject) -> None:
@@ -490,7 +502,8 @@ async def test_an_engine_that_closes_a_fresh_connection_too_is_in_trouble() -> N
 
 async def test_health_tells_loading_ready_sick_and_gone(http_subject: HTTPSubject) -> None:
     loading = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
-    http_subject.twin.reply("/health", Reply.plain(503, loading), Reply.plain(200, b""), Reply.plain(500, b""))
+    path = http_subject.health_path
+    http_subject.twin.reply(path, Reply.plain(503, loading), Reply.plain(200, b""), Reply.plain(500, b""))
     seen = [await http_subject.adapter.health() for _ in range(3)]
     assert [health.ready for health in seen] == [False, True, False]
     assert seen[0].reason == "Loading model"
@@ -535,7 +548,24 @@ KNOWN = {
     "goodgate_peer": (
         COMMON | TOOLS | DETAILS | {"max_tokens", "min_tokens", "repetition_penalty", "reasoning_effort"}
     ),
-}
+    "sglang": COMMON
+    | TOOLS
+    | DETAILS
+    | {"max_completion_tokens", "min_tokens", "repetition_penalty", "reasoning_effort", "rid"},
+    "tgi": {
+        "model", "messages", "stream", "stream_options", "max_tokens", "temperature", "top_p", "seed", "stop",
+        "frequency_penalty", "logprobs", "top_logprobs", "tools", "tool_choice", "response_format",
+    },
+    "tensorrt_llm": COMMON
+    | DETAILS
+    | {"max_completion_tokens", "min_tokens", "repetition_penalty", "reasoning_effort", "tools", "tool_choice"},
+    "openai_compatible": {
+        "model", "messages", "stream", "stream_options", "max_tokens", "temperature", "top_p", "seed", "n", "stop",
+        "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "tools", "tool_choice",
+        "parallel_tool_calls", "response_format", "reasoning_effort",
+    },
+}  # fmt: skip
+OWN_LIMIT = dict.fromkeys(("vllm", "sglang", "tensorrt_llm"), "max_completion_tokens")
 
 
 @pytest.mark.parametrize("field", CHAT_FIELDS)
@@ -550,9 +580,13 @@ async def test_w19_every_field_reaches_the_engine_under_a_name_it_knows_or_is_re
     request = chat(**fields)
     if field in http_subject.adapter.capabilities.parameters | INFORMATIONAL:
         await collect(http_subject.adapter, request)
-        (body,) = http_subject.twin.bodies
+        body, *others = http_subject.twin.bodies
         assert set(body) <= KNOWN[http_subject.engine]
-        assert field in INFORMATIONAL or _says(body, CHAT_FIELDS[field])
+        if field == "n" and http_subject.engine in FANS_OUT:
+            assert len(others) == 1
+        else:
+            assert others == []
+            assert field in INFORMATIONAL or _says(body, CHAT_FIELDS[field])
     else:
         with pytest.raises(UnsupportedParameter) as caught:
             await collect(http_subject.adapter, request)
@@ -570,7 +604,8 @@ async def test_what_was_not_asked_for_stays_absent(http_subject: HTTPSubject) ->
     defaults = (
         {"temperature", "top_p", "top_k", "min_p", "repeat_penalty"} if http_subject.engine == "llama_cpp" else set()
     )
-    assert set(http_subject.twin.bodies[-1]) == {"model", "messages", "stream", "stream_options"} | defaults
+    own = {"rid"} if http_subject.engine == "sglang" else set()
+    assert set(http_subject.twin.bodies[-1]) == {"model", "messages", "stream", "stream_options"} | defaults | own
 
 
 @pytest.mark.parametrize(
@@ -587,7 +622,7 @@ async def test_w20_either_name_of_the_limit_arrives_under_the_engines_own(
 ) -> None:
     await collect(http_subject.adapter, chat(**fields))
     body = http_subject.twin.bodies[-1]
-    own = "max_completion_tokens" if http_subject.engine == "vllm" else "max_tokens"
+    own = OWN_LIMIT.get(http_subject.engine, "max_tokens")
     assert body.get(own) == limit
     assert ({"max_tokens", "max_completion_tokens"} & set(body)) == ({own} if limit else set())
 
@@ -677,13 +712,23 @@ async def test_a_url_with_v1_at_its_end_is_the_same_engine() -> None:
 
 
 async def test_load_is_read_from_the_engines_own_metrics(http_subject: HTTPSubject) -> None:
-    text = METRICS.get(http_subject.engine, "")
-    http_subject.twin.reply("/metrics", Reply.plain(200, text.encode(), "text/plain"))
+    others = {
+        "sglang": sglang_transcripts.METRICS,
+        "tgi": tgi_transcripts.METRICS,
+        "tensorrt_llm": tensorrt_transcripts.METRICS,
+    }
+    text = (METRICS | others).get(http_subject.engine, "")
+    path = "/prometheus/metrics" if http_subject.engine == "tensorrt_llm" else "/metrics"
+    http_subject.twin.reply(path, Reply.plain(200, text.encode(), "text/plain"))
     told = {
         "vllm": Load(3, 1, 0.25, 0.25),
         "llama_cpp": Load(3, 1),
         "openvino": Load(3, 1, 0.25),
         "goodgate_peer": Load(),
+        "openai_compatible": Load(),
+        "sglang": Load(3, 1, 0.25, 0.25),
+        "tgi": Load(3, 1, 0.25),
+        "tensorrt_llm": Load(3, 1, 0.25, 0.25),
     }
     assert await http_subject.adapter.load() == told[http_subject.engine]
 
@@ -703,6 +748,7 @@ def in_two_pieces(status: int, body: bytes, content_type: str = "application/jso
 async def test_an_answer_in_two_pieces_is_read_whole(http_subject: HTTPSubject) -> None:
     listing = {"data": [{"id": "small", "max_model_len": 4096}]}
     http_subject.twin.reply("/v1/models", in_two_pieces(200, json.dumps(listing).encode()))
+    http_subject.twin.reply("/info", in_two_pieces(200, b'{"model_id": "small", "max_total_tokens": 4096}'))
     http_subject.twin.reply("/props", Reply.plain(200, {"default_generation_settings": {"n_ctx": 4096}}))
     assert [model.id for model in await http_subject.adapter.models()] == ["small"]
     error = await failure(http_subject, in_two_pieces(400, b'{"error": {"message": "bad top_p", "param": "top_p"}}'))

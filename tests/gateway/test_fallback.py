@@ -150,11 +150,11 @@ async def test_f01_a_replica_that_refuses_connections_is_left_out_until_it_answe
     gateway = await start(pair(dead.replica(), good.replica()), health={"interval_s": 0.2})
     port, dead.port = dead.port, free_port()
     adapter = gateway.fleet.replicas[0].adapter
-    adapter._url = f"http://127.0.0.1:{dead.port}"  # type: ignore[union-attr]  # the engine has moved away
+    adapter.client.url = f"http://127.0.0.1:{dead.port}"  # type: ignore[union-attr]  # the engine has moved away
     for _ in range(4):
         assert (await gateway.chat())[0] == 200
     assert not gateway.fleet.replicas[0].is_ready
-    adapter._url = f"http://127.0.0.1:{port}"  # type: ignore[union-attr]
+    adapter.client.url = f"http://127.0.0.1:{port}"  # type: ignore[union-attr]
     await until(lambda: gateway.fleet.replicas[0].is_ready)
 
 

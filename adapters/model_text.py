@@ -1,0 +1,107 @@
+"""What a gateway has to know of a model whose engine takes plain text: its chat template, and how it counts tokens.
+
+    text = ModelText.load("smollm2-135m-instruct", home)     # or a Hugging Face folder, or a Jinja file
+    prompt = text.prompt(request)
+    text.count(prompt)                                       # None without a tokenizer
+
+`load` reads files, and may export a GGUF model to the Hugging Face layout first: call it in a thread.
+
+The engine encodes the prompt in one piece, so a message that spells a special token becomes that token there. Only an
+engine that takes token ids, or applies the template itself, could tell the two apart.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from tokenizers import Tokenizer
+
+from adapters.chat_template import ChatTemplate
+from adapters.errors import EngineUnavailable
+from adapters.model_store import ModelStore
+from adapters.types import ChatRequest, GenerateRequest
+
+TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+
+
+class ModelText:
+    """A model's template and tokenizer, without its weights."""
+
+    def __init__(self, template: ChatTemplate, *, bos_token: str = "", tokenizer: Tokenizer | None = None) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        self._doubled_bos = bos_token if tokenizer is not None and _adds_bos(tokenizer, bos_token) else ""
+
+    @classmethod
+    def load(cls, where: str, home: Path) -> ModelText:
+        """`where` is a model of the store, a folder in Hugging Face layout, or a Jinja file, with or without its
+        tokenizer's files beside it. Raises `EngineUnavailable` with what is wrong.
+        """
+        path = Path(where).expanduser()
+        if not path.exists():
+            if "/" in where or where.endswith(".jinja"):
+                raise EngineUnavailable(f"There is no chat template at {path}.")
+            path = ModelStore(home).hf_folder(where)
+        folder = path if path.is_dir() else path.parent
+        try:
+            config = _config(folder)
+            source = (_template_in(folder, config) if path.is_dir() else path.read_text("utf-8")) or ""
+            file = folder / TOKENIZER
+            tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else None
+        except Exception as error:  # tokenizers raises bare Exceptions for files that it cannot read
+            raise EngineUnavailable(f"The model's text files in {folder} cannot be read: {error}.") from error
+        if not source:
+            raise EngineUnavailable(f"{folder} holds no chat template; name a Jinja file.")
+        bos, eos = _token(config.bos_token), _token(config.eos_token)
+        return cls(ChatTemplate(source, bos_token=bos, eos_token=eos), bos_token=bos, tokenizer=tokenizer)
+
+    def prompt(self, request: ChatRequest) -> str:
+        """The messages as one text, without a beginning-of-sequence token that the engine's tokenizer adds again."""
+        return self._template.render([each.for_template() for each in request.messages]).removeprefix(self._doubled_bos)
+
+    def count(self, text: str, *, is_prompt: bool = False) -> int | None:
+        """Tokens of `text`; those of a prompt include the special ones that engines add to it."""
+        if self._tokenizer is None:
+            return None
+        return len(self._tokenizer.encode(text, add_special_tokens=is_prompt).ids)
+
+
+def text_prompt(request: GenerateRequest, text: ModelText | None) -> str:
+    """The prompt of a request that `check_parameters` has let through."""
+    if isinstance(request, ChatRequest):
+        if text is None:
+            raise EngineUnavailable("The adapter of the engine is not started.")
+        return text.prompt(request)
+    assert isinstance(request.prompt, str)
+    return request.prompt
+
+
+class _Config(Struct):
+    bos_token: str | dict[str, Any] | None = None
+    eos_token: str | dict[str, Any] | None = None
+    chat_template: str | list[dict[str, str]] | None = None
+
+
+def _config(folder: Path) -> _Config:
+    file = folder / TOKENIZER_CONFIG
+    return msgspec.json.decode(file.read_bytes(), type=_Config) if file.is_file() else _Config()
+
+
+def _template_in(folder: Path, config: _Config) -> str | None:
+    file = folder / TEMPLATE
+    if file.is_file():
+        return file.read_text("utf-8")
+    if isinstance(config.chat_template, list):  # several by name
+        return next((each["template"] for each in config.chat_template if each.get("name") == "default"), None)
+    return config.chat_template
+
+
+def _token(token: str | dict[str, Any] | None) -> str:
+    return str(token.get("content", "")) if isinstance(token, dict) else token or ""
+
+
+def _adds_bos(tokenizer: Tokenizer, bos_token: str) -> bool:
+    return bool(bos_token) and tokenizer.encode("", add_special_tokens=True).tokens[:1] == [bos_token]

@@ -1,0 +1,185 @@
+"""SGLang, through its OpenAI server or its own `/generate`. Read against 0.5.23.
+
+- It notices a closed socket only about 2 s after the fact, so each request has an id of ours (`rid`), and
+  `/abort_request` names it when we leave early. It aborts every id that *begins* with the one named: ids of requests
+  must not begin with one another, which those of one length never do.
+- Errors of the OpenAI route are flat (`{"object": "error", ...}`) before the stream and nested inside it.
+- A chat stream opens with the role, writes `reasoning_content` on every delta, null where there is none, and puts the
+  finish reason into an empty delta of its own. `abort` is one of its reasons.
+- It has `best_of` in name only, and `suffix` only for models made for infilling: both are refused.
+- `/metrics` needs `--enable-metrics`; without it the load is unknown.
+- `/generate` (`route: native`) sends the whole text so far with every event, unless the server was told to stream what
+  is new (`incremental_output`). Without a limit it stops at 128 tokens; null means "until the context ends". It applies
+  no chat template: `chat_template` names one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Struct
+
+from adapters.base import Capabilities
+from adapters.config import goodgate_home
+from adapters.engine_client import Exchange, Post
+from adapters.errors import EngineFailed, GoodgateError, UnsupportedParameter
+from adapters.generate_http import GenerateReader, Parse, Piece, token_count
+from adapters.model_text import ModelText, text_prompt
+from adapters.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter
+from adapters.openai_wire import Dialect
+from adapters.types import ChatRequest, GenerateRequest, set_fields
+from adapters.wire_errors import error_from_response
+
+LIMITS = {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n"}
+SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"}
+PENALTIES = {"presence_penalty", "frequency_penalty", "repetition_penalty"}
+DETAILS = {"logprobs", "top_logprobs", "echo"}
+CHAT = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "reasoning_effort"}
+
+# Our fields in the words of `/generate`; the rest of its list has our names.
+NATIVE_NAMES = {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
+NATIVE_FIELDS = (LIMITS | SAMPLING | PENALTIES) - {"max_tokens", "max_completion_tokens"}
+
+
+def top_k(value: int) -> int:
+    """It is off at -1 there; 0 is refused."""
+    return value or -1
+
+
+class SGLangOptions(HTTPOptions):
+    route: Literal["openai", "native"] = "openai"
+    chat_template: str = ""  # for route native: a model of the store, a Hugging Face folder or a Jinja file
+    incremental_output: bool = False  # the server was started with --incremental-streaming-output
+
+
+class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
+    engine = "sglang"
+    Options: ClassVar[type[SGLangOptions]] = SGLangOptions
+    token_prompts = True
+    dialect = Dialect(
+        parameters=frozenset(LIMITS | SAMPLING | PENALTIES | DETAILS | CHAT),
+        chat_limit="max_completion_tokens",
+        conversions={"top_k": top_k},
+    )
+    load_metrics = LoadMetrics(
+        running="sglang:num_running_reqs",
+        waiting="sglang:num_queue_reqs",
+        kv_usage="sglang:token_usage",
+        prefix_hit_rate="sglang:cache_hit_rate",
+    )
+
+    def __init__(self, options: SGLangOptions) -> None:
+        super().__init__(options)
+        self._text: ModelText | None = None
+        if options.route == "native":
+            self.capabilities = Capabilities(
+                chat=bool(options.chat_template),
+                token_prompts=True,
+                parameters=frozenset(LIMITS | SAMPLING | PENALTIES | {"response_format"}),
+            )
+
+    async def start(self) -> None:
+        if self.options.route == "native" and self.options.chat_template:
+            self._text = await asyncio.to_thread(ModelText.load, self.options.chat_template, goodgate_home())
+        await super().start()
+
+    async def exchange(self, request: GenerateRequest, request_id: str) -> Exchange:
+        farewell = Post("/abort_request", {"rid": request_id})
+        if self.options.route == "native":
+            return Exchange(
+                path="/generate",
+                body=native_body(request, self._text) | {"rid": request_id},
+                reader=GenerateReader(
+                    self.engine,
+                    request,
+                    native_parse(is_whole=not self.options.incremental_output),
+                    on_unknown_reason=self.count_unknown_reason,
+                ),
+                farewell=farewell,
+            )
+        exchange = await super().exchange(request, request_id)
+        return Exchange(
+            path=exchange.path,
+            body={**exchange.body, "rid": request_id},
+            reader=exchange.reader,
+            farewell=farewell,
+        )
+
+
+def native_body(request: GenerateRequest, text: ModelText | None) -> dict[str, Any]:
+    prompt: dict[str, Any]
+    if not isinstance(request, ChatRequest) and isinstance(request.prompt, list):
+        prompt = {"input_ids": request.prompt}
+    else:
+        prompt = {"text": text_prompt(request, text)}
+    sampling: dict[str, Any] = {
+        NATIVE_NAMES.get(field, field): getattr(request, field) for field in set_fields(request) & NATIVE_FIELDS
+    }
+    sampling["max_new_tokens"] = request.token_limit
+    if "top_k" in sampling:
+        sampling["top_k"] = top_k(sampling["top_k"])
+    if isinstance(request, ChatRequest) and (schema := _schema(request)) is not None:
+        sampling["json_schema"] = schema
+    return {**prompt, "sampling_params": sampling, "stream": True}
+
+
+def _schema(request: ChatRequest) -> str | None:
+    """The JSON schema of the answer, which `/generate` takes as a string."""
+    wanted = request.response_format
+    if not isinstance(wanted, dict) or wanted.get("type") == "text":
+        return None
+    if wanted.get("type") == "json_object":
+        return '{"type":"object"}'
+    schema = wanted.get("json_schema")
+    if wanted.get("type") != "json_schema" or not isinstance(schema, dict) or "schema" not in schema:
+        raise UnsupportedParameter("response_format", "sglang")
+    return msgspec.json.encode(schema["schema"]).decode()
+
+
+class _FinishReason(Struct):
+    type: str = ""
+    message: str = ""
+    status_code: int | None = None
+
+
+class _Meta(Struct):
+    finish_reason: _FinishReason | None = None
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+    cached_tokens: Any = None
+
+
+class _Event(Struct):
+    text: str = ""
+    index: int = 0
+    meta_info: _Meta = msgspec.field(default_factory=_Meta)
+
+
+_events = msgspec.json.Decoder(_Event)
+
+
+def native_parse(*, is_whole: bool) -> Parse:
+    def parse(data: bytes) -> Piece:
+        event = _events.decode(data)
+        meta = event.meta_info
+        reason = meta.finish_reason
+        return Piece(
+            index=event.index,
+            text=event.text,
+            is_whole=is_whole,
+            finish_reason=reason.type if reason else None,
+            failure=_failure(reason) if reason and reason.type == "abort" else None,
+            prompt_tokens=token_count(meta.prompt_tokens),
+            completion_tokens=token_count(meta.completion_tokens),
+            cached_tokens=token_count(meta.cached_tokens),
+        )
+
+    return parse
+
+
+def _failure(reason: _FinishReason) -> GoodgateError:
+    if reason.status_code is None or not 400 <= reason.status_code < 600:
+        return EngineFailed(f"The engine 'sglang' gave up this request: {reason.message or 'abort'}.")
+    return error_from_response("sglang", reason.status_code, msgspec.json.encode({"message": reason.message}))

@@ -1,0 +1,256 @@
+"""Hugging Face's text-generation-inference. Read against 3.3.7, the last release: it is not maintained any more.
+
+Its own `/generate_stream` is preferred, with our chat template; its OpenAI route is the fallback. `route` says which;
+left out, it is the first where `chat_template` names a template.
+
+Both routes:
+- Errors after the request was accepted come under HTTP 200; their `error_type` holds the status they would have had.
+- A stop string stays in the text, and one that ends in the middle of a token is not seen at all: we cut.
+- `n` is not there: choices are generations of their own.
+- `top_p` must lie below 1. Temperature 0 is greedy decoding; any sampling field beside it would turn sampling on again,
+  so none is sent.
+- The seed has 64 bits without a sign.
+- It drops a request only at the token after its client has left.
+
+`/generate_stream`: one token an event, special ones included (they are no text); the finish reason and the counts are
+in the `details` of the last; EOF ends the stream. Unless told otherwise it is greedy and stops at 100 tokens, so
+`do_sample` is always sent, and null for "until the context ends". It adds a beginning-of-sequence token itself. At most
+five alternatives, and four stop strings.
+
+The OpenAI route: `model` chooses a LoRA adapter, so the name there is `tgi`; `stop` must be a list; presence_penalty x
+would become a repetition penalty of x + 2, so it is refused, and so are fields that it ignores. Finish reasons of
+completions are its own words, and of chats too: `tool_calls` is never among them. A message with content loses its tool
+calls, even if the content is empty, so beside tool calls none is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from adapters.base import Capabilities, ModelInfo
+from adapters.config import goodgate_home
+from adapters.engine_client import Exchange, Post
+from adapters.errors import GoodgateError, InvalidRequest, UnsupportedParameter
+from adapters.generate_http import GenerateReader, Piece, StopCutter, choices_apart, token_count
+from adapters.model_text import ModelText, text_prompt
+from adapters.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter
+from adapters.openai_wire import Dialect, StreamReader, request_body
+from adapters.types import ChatRequest, Chunk, GenerateRequest, Usage
+
+COMMON = {"max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "n", "stop", "frequency_penalty"}
+DETAILS = {"logprobs", "top_logprobs"}
+NATIVE = frozenset(COMMON | DETAILS | {"top_k", "repetition_penalty", "response_format"})
+OPENAI = frozenset(COMMON | DETAILS | {"tools", "tool_choice", "response_format"})
+
+MAX_ALTERNATIVES = 5
+
+
+class TGIOptions(HTTPOptions):
+    route: Literal["generate", "openai"] | None = None
+    chat_template: str = ""  # a model of the store, a Hugging Face folder or a Jinja file
+    adapter_id: str = ""  # a LoRA adapter that the server has loaded
+
+
+class Adapter(OpenAIHTTPAdapter[TGIOptions]):
+    engine = "tgi"
+    Options: ClassVar[type[TGIOptions]] = TGIOptions
+    dialect = Dialect(parameters=OPENAI, repeats_tool_heads=True)
+    load_metrics = LoadMetrics(
+        running="tgi_batch_current_size",
+        waiting="tgi_queue_size",
+        kv_usage="tgi_batch_current_max_tokens",
+        kv_capacity="tgi_batch_max_total_tokens",
+    )
+
+    def __init__(self, options: TGIOptions) -> None:
+        super().__init__(options)
+        self._is_native = (options.route or ("generate" if options.chat_template else "openai")) == "generate"
+        self._text: ModelText | None = None
+        if self._is_native:
+            self.capabilities = Capabilities(chat=bool(options.chat_template), parameters=NATIVE)
+
+    async def start(self) -> None:
+        if self._is_native and self.options.chat_template:
+            self._text = await asyncio.to_thread(ModelText.load, self.options.chat_template, goodgate_home())
+        await super().start()
+
+    async def models(self) -> list[ModelInfo]:
+        info = self.decode(await self.get("/info"), _Info)
+        return [ModelInfo(self.options.model or info.model_id, info.max_total_tokens)]
+
+    async def served_model(self) -> str:
+        return self.options.adapter_id or "tgi"
+
+    def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
+        return choices_apart(self._generate_choice, request, request_id=request_id)
+
+    async def _generate_choice(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
+        async with contextlib.aclosing(super().generate(request, request_id=request_id)) as chunks:
+            async for chunk in chunks:
+                if chunk.usage is not None and not chunk.usage.prompt_tokens:
+                    chunk = Chunk(usage=await self._with_prompt_tokens(chunk.usage, request))
+                yield chunk
+
+    async def _with_prompt_tokens(self, usage: Usage, request: GenerateRequest) -> Usage:
+        """The account of a stream that was left before its details came: the engine's tokenizer counts the prompt."""
+        try:
+            if self._is_native or not isinstance(request, ChatRequest):
+                tokens = await self.client.post(Post("/tokenize", {"inputs": text_prompt(request, self._text)}))
+                num_tokens = len(self.decode(tokens, list[Raw]))
+            else:
+                templated = await self.client.post(Post("/chat_tokenize", self.body(request, "tgi")))
+                num_tokens = len(self.decode(templated, _Templated).tokenize_response)
+        except GoodgateError:  # the answer is whole; only its price is not known
+            return usage
+        return msgspec.structs.replace(usage, prompt_tokens=num_tokens)
+
+    async def exchange(self, request: GenerateRequest, request_id: str) -> Exchange:
+        if self._is_native:
+            own_parse = partial(parse, with_logprobs=_wants_logprobs(request))
+            reader = GenerateReader(self.engine, request, own_parse, on_unknown_reason=self.count_unknown_reason)
+            body = native_body(request, text_prompt(request, self._text), self.options.adapter_id)
+            return Exchange(path="/generate_stream", body=body, reader=reader)
+        openai = await super().exchange(request, request_id)
+        assert isinstance(openai.reader, StreamReader)
+        reader_with_stops = StopCutter(openai.reader, request.stop_strings)
+        return Exchange(path=openai.path, body=openai.body, reader=reader_with_stops)
+
+    def body(self, request: GenerateRequest, model: str) -> dict[str, Any]:
+        body = request_body(request, self.dialect, model)
+        if request.stop_strings:
+            body["stop"] = request.stop_strings
+        for message in body.get("messages", ()):
+            if "tool_calls" in message:
+                del message["content"]
+        if "seed" in body:
+            body["seed"] = seed64(body["seed"])
+        for field in _to_leave_out(request):
+            body.pop(field, None)
+        return body
+
+
+def seed64(seed: int) -> int:
+    return seed % 2**64
+
+
+def _is_greedy(request: GenerateRequest) -> bool:
+    return request.temperature == 0
+
+
+def _to_leave_out(request: GenerateRequest) -> set[str]:
+    """Fields that would be refused, or undo greedy decoding. None of them changes what was asked for."""
+    names = {"top_p"} if request.top_p == 1 else set()
+    return names | {"top_p", "top_k", "seed"} if _is_greedy(request) else names
+
+
+def native_body(request: GenerateRequest, prompt: str, adapter_id: str = "") -> dict[str, Any]:
+    parameters: dict[str, Any] = {
+        "max_new_tokens": request.token_limit,
+        "do_sample": not _is_greedy(request),
+        "details": True,
+    }
+    for field in ("top_p", "top_k", "seed", "frequency_penalty", "repetition_penalty"):
+        value = getattr(request, field)
+        if isinstance(value, int | float) and field not in _to_leave_out(request):
+            parameters[field] = value
+    if isinstance(request.temperature, int | float) and not _is_greedy(request):
+        parameters["temperature"] = request.temperature
+    if parameters.get("top_k", 1) <= 0:
+        del parameters["top_k"]
+    if "seed" in parameters:
+        parameters["seed"] = seed64(parameters["seed"])
+    if request.stop_strings:
+        parameters["stop"] = request.stop_strings
+    if alternatives := _num_alternatives(request):
+        parameters["top_n_tokens"] = alternatives
+    if isinstance(request, ChatRequest) and (grammar := _grammar(request)) is not None:
+        parameters["grammar"] = grammar
+    if adapter_id:
+        parameters["adapter_id"] = adapter_id
+    return {"inputs": prompt, "parameters": parameters}
+
+
+def _wants_logprobs(request: GenerateRequest) -> bool:
+    if isinstance(request, ChatRequest):
+        return request.logprobs is True
+    return isinstance(request.logprobs, int)
+
+
+def _num_alternatives(request: GenerateRequest) -> int:
+    if isinstance(request, ChatRequest):
+        field, wanted = "top_logprobs", request.top_logprobs if request.logprobs is True else 0
+    else:
+        field, wanted = "logprobs", request.logprobs
+    number = wanted if isinstance(wanted, int) else 0
+    if number > MAX_ALTERNATIVES:
+        raise InvalidRequest(f"The engine 'tgi' gives at most {MAX_ALTERNATIVES} alternatives.", param=field)
+    return number
+
+
+def _grammar(request: ChatRequest) -> dict[str, Any] | None:
+    wanted = request.response_format
+    if not isinstance(wanted, dict) or wanted.get("type") == "text":
+        return None
+    schema = wanted.get("json_schema")
+    if wanted.get("type") != "json_schema" or not isinstance(schema, dict) or "schema" not in schema:
+        raise UnsupportedParameter("response_format", "tgi")  # it constrains to a schema, never to "some JSON"
+    return {"type": "json", "value": schema["schema"]}
+
+
+class _Info(Struct):
+    model_id: str
+    max_total_tokens: int | None = None
+
+
+class _Templated(Struct):
+    tokenize_response: list[Raw]
+
+
+class _Token(Struct):
+    text: str = ""
+    logprob: float | None = None
+    special: bool = False
+
+
+class _StreamDetails(Struct):
+    finish_reason: str
+    generated_tokens: Any = None
+    input_length: Any = None
+
+
+class _Event(Struct):
+    token: _Token
+    top_tokens: list[_Token] | None = None
+    details: _StreamDetails | None = None
+
+
+_events = msgspec.json.Decoder(_Event)
+
+
+def parse(data: bytes, *, with_logprobs: bool = False) -> Piece:
+    event = _events.decode(data)
+    token, details = event.token, event.details
+    return Piece(
+        text="" if token.special else token.text,
+        finish_reason=details.finish_reason if details else None,
+        prompt_tokens=token_count(details.input_length) if details else None,
+        completion_tokens=token_count(details.generated_tokens) if details else None,
+        logprobs=_logprobs(token, event.top_tokens or []) if with_logprobs and not token.special else None,
+    )
+
+
+def _logprobs(token: _Token, alternatives: list[_Token]) -> Raw:
+    """Chat's shape of log-probabilities."""
+    content = {**_logprob(token), "top_logprobs": [_logprob(each) for each in alternatives]}
+    return Raw(msgspec.json.encode({"content": [content]}))
+
+
+def _logprob(token: _Token) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode())}

@@ -1,0 +1,211 @@
+"""Triton Inference Server with a TensorRT-LLM model, through its generate endpoint. Read against server 2026-08.
+
+`dialect` says which of the two kinds of model answers:
+
+- `llmapi`, the model `tensorrt_llm` of the LLM API. Inputs are `sampling_param_*`; its own `stop` is a switch that
+  means "cancel", so stop strings go into `sampling_param_stop` and nowhere else. The text of each event is all so far,
+  and its finish reason is the word "None" until the end. It counts no tokens: where `chat_template` brings a tokenizer
+  we count, else an event with text counts as one and the prompt as none.
+- `ensemble`, the older C++ pipeline (`ensemble`, `tensorrt_llm_bls`). The text of each event is what is new,
+  detokenised token by token: spaces may be lost and a character of several tokens may arrive as U+FFFD, which no client
+  can repair (`tensorrt_llm_bls` with `accumulate_tokens` avoids it). There is no finish reason: a clean end of the
+  stream is the end, and it was the limit if the limit was reached.
+
+Both:
+- A key that names no input becomes a request parameter without effect, so only known ones are sent.
+- The engine would be greedy unless told otherwise, and stop early: temperature, top_p and a limit are always sent.
+  Where the caller gives none, `default_max_tokens` is the limit.
+- `n` is not there: choices are generations of their own.
+- The status is that of the first event; later errors come as `{"error": "..."}`. There is no `[DONE]`.
+- A closed socket is often not noticed, so a POST with the same `triton-request-id` and `stop: true` cancels. It is
+  answered with an error, "cancelled", which means success.
+- Numbers may arrive as strings, and scalars as lists of one.
+- The metrics have a port of their own, usually 8002: `metrics_url`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from adapters.base import Capabilities, EngineAdapter, Health, Load, ModelInfo
+from adapters.config import goodgate_home
+from adapters.engine_client import EngineClient, Exchange, HTTPOptions, Post
+from adapters.errors import GoodgateError
+from adapters.generate_http import GenerateReader, Piece, choices_apart, token_count
+from adapters.load_metrics import LoadMetrics
+from adapters.model_text import ModelText, text_prompt
+from adapters.types import Chunk, GenerateRequest
+
+LIMITS = {"max_tokens", "max_completion_tokens", "stop", "n"}
+SAMPLING = {"temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty"}
+PARAMETERS = {
+    "llmapi": frozenset(LIMITS | SAMPLING),
+    "ensemble": frozenset(LIMITS | SAMPLING | {"min_tokens", "repetition_penalty"}),
+}
+DEFAULT_MODEL = {"llmapi": "tensorrt_llm", "ensemble": "ensemble"}
+
+
+class TritonOptions(HTTPOptions):
+    dialect: Literal["llmapi", "ensemble"] = "llmapi"
+    chat_template: str = ""  # a model of the store, a Hugging Face folder or a Jinja file; without one, no chats
+    default_max_tokens: Annotated[int, Meta(ge=1)] = 1024
+    metrics_url: Annotated[str, Meta(pattern="^(https?://.*)?$")] = ""
+
+
+class Adapter(EngineAdapter[TritonOptions]):
+    engine = "triton_server"
+    Options: ClassVar[type[TritonOptions]] = TritonOptions
+
+    def __init__(self, options: TritonOptions) -> None:
+        super().__init__(options)
+        self.capabilities = Capabilities(chat=bool(options.chat_template), parameters=PARAMETERS[options.dialect])
+        self.client = EngineClient(self.engine, options)
+        self.unknown_finish_reasons = 0
+        self._model = options.model or DEFAULT_MODEL[options.dialect]
+        self._path = f"/v2/models/{self._model}"
+        self._text: ModelText | None = None
+
+    async def start(self) -> None:
+        if self.options.chat_template:
+            self._text = await asyncio.to_thread(ModelText.load, self.options.chat_template, goodgate_home())
+        await self.client.start()
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    async def health(self) -> Health:
+        try:
+            await self.client.get(f"{self._path}/ready")
+        except GoodgateError as error:
+            return Health(False, error.message)
+        return Health(True)
+
+    async def models(self) -> list[ModelInfo]:
+        return [ModelInfo(self._model)]
+
+    async def load(self) -> Load:
+        return await self.client.load(load_metrics(self.options.metrics_url) if self.options.metrics_url else None)
+
+    def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
+        return choices_apart(self._generate_choice, request, request_id=request_id)
+
+    async def _generate_choice(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
+        self.check_parameters(request)
+        exchange = self.exchange(request, request_id)
+        async with contextlib.aclosing(self.client.stream(exchange, request_id=request_id)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def exchange(self, request: GenerateRequest, request_id: str) -> Exchange:
+        prompt = text_prompt(request, self._text)
+        limit = request.token_limit or self.options.default_max_tokens
+        is_ensemble = self.options.dialect == "ensemble"
+        headers = {"triton-request-id": request_id}
+        reader = GenerateReader(
+            self.engine,
+            request,
+            parse_ensemble if is_ensemble else parse_llmapi,
+            ends_without_reason=is_ensemble,
+            limit=limit,
+            prompt_tokens=None if is_ensemble or self._text is None else self._text.count(prompt, is_prompt=True),
+            count=self._text.count if self._text is not None else lambda _: None,
+            on_unknown_reason=self._count_unknown_reason,
+        )
+        return Exchange(
+            path=f"{self._path}/generate_stream",
+            body=(ensemble_body if is_ensemble else llmapi_body)(request, prompt, limit),
+            reader=reader,
+            headers=headers,
+            farewell=Post(f"{self._path}/generate", cancellation(self.options.dialect), headers),
+        )
+
+    def _count_unknown_reason(self) -> None:
+        self.unknown_finish_reasons += 1
+
+
+def load_metrics(url: str) -> LoadMetrics:
+    return LoadMetrics(
+        path=url,
+        running='nv_trt_llm_request_metrics{request_type="active"}',
+        waiting='nv_trt_llm_request_metrics{request_type="waiting"}',
+        kv_usage='nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}',
+    )
+
+
+def cancellation(dialect: str) -> dict[str, Any]:
+    required = {"max_tokens": 1} if dialect == "ensemble" else {}
+    return {"text_input": "", "stop": True, **required}
+
+
+def sampling(request: GenerateRequest) -> dict[str, Any]:
+    """What both dialects call by our names, but for the prefix."""
+    values: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0}
+    for field in SAMPLING:
+        value = getattr(request, field)
+        if isinstance(value, int | float):
+            values[field] = value
+    if values.get("top_k", 1) <= 0:
+        del values["top_k"]
+    if "seed" in values:
+        values["seed"] %= 2**64
+    if values["temperature"] == 0:  # the one most likely token, whatever the temperature
+        del values["temperature"]
+        values["top_k"] = 1
+    return values
+
+
+def llmapi_body(request: GenerateRequest, prompt: str, limit: int) -> dict[str, Any]:
+    fields = {**sampling(request), "max_tokens": limit, "exclude_input_from_output": True}
+    if request.stop_strings:
+        fields["stop"] = request.stop_strings
+    named = {f"sampling_param_{name}": value for name, value in fields.items()}
+    return {"text_input": prompt, "streaming": True, "return_finish_reason": True, **named}
+
+
+def ensemble_body(request: GenerateRequest, prompt: str, limit: int) -> dict[str, Any]:
+    body = {
+        "text_input": prompt,
+        "max_tokens": limit,
+        "stream": True,
+        "exclude_input_in_output": True,
+        "return_num_input_tokens": True,
+        "return_num_output_tokens": True,
+        **sampling(request),
+    }
+    if request.stop_strings:
+        body["stop_words"] = request.stop_strings
+    for field in ("min_tokens", "repetition_penalty"):
+        if isinstance(value := getattr(request, field), int | float):
+            body[field] = value
+    return body
+
+
+class _Event(Struct):
+    text_output: str | list[str] = ""
+    finish_reason: str | list[str] | None = None
+    num_input_tokens: Any = None
+    num_output_tokens: Any = None
+
+
+_events = msgspec.json.Decoder(_Event)
+
+
+def parse_llmapi(data: bytes) -> Piece:
+    event = _events.decode(data)
+    reason = "".join(event.finish_reason or "")
+    return Piece(text="".join(event.text_output), is_whole=True, finish_reason=None if reason == "None" else reason)
+
+
+def parse_ensemble(data: bytes) -> Piece:
+    event = _events.decode(data)
+    return Piece(
+        text="".join(event.text_output),
+        prompt_tokens=token_count(event.num_input_tokens),
+        completion_tokens=token_count(event.num_output_tokens),
+    )

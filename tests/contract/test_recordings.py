@@ -1,0 +1,148 @@
+"""Replies recorded from real servers, read by our adapters' readers.
+
+The recordings are not part of the repository: they are looked for in `shared/data` in or beside it, or in the folder
+that the variable GOODGATE_RECORDINGS names. Without them these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.generate_http import GenerateReader
+from adapters.openai_wire import StreamReader
+from adapters.registry import adapter_class
+from adapters.tgi import parse
+from adapters.types import Chunk
+from tests.contract.conftest import chat, completion
+from tests.contract.twin import event, events
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACES = [
+    Path(os.environ.get("GOODGATE_RECORDINGS", ROOT / "shared/data")),
+    ROOT / "shared/data",
+    ROOT.parent / "shared/data",
+]
+FOLDER = next((place for place in PLACES if (place / "tgi").is_dir()), None)
+
+
+def recordings(pattern: str, holds: Callable[[Path], object]) -> list[Any]:
+    """The files that hold what is wanted, or one parameter that skips and says why."""
+    if FOLDER is None:
+        return [pytest.param(None, marks=pytest.mark.skip(reason="no folder of recorded replies (shared/data)"))]
+    files = [path for path in sorted(FOLDER.glob(pattern)) if holds(path)]
+    assert files, f"{FOLDER} holds none of the recordings {pattern}"
+    return [pytest.param(path, id=path.relative_to(FOLDER).as_posix()) for path in files]
+
+
+def read(reader: Any, stream: bytes) -> list[Chunk]:
+    """The whole stream, in pieces of an odd size."""
+    chunks = [chunk for i in range(0, len(stream), 97) for chunk in reader.feed(stream[i : i + 97])]
+    return [*chunks, *reader.finish()]
+
+
+def text_of(chunks: list[Chunk]) -> str:
+    return "".join(chunk.text for chunk in chunks)
+
+
+def native_replies(path: Path) -> list[dict[str, Any]]:
+    recorded = json.loads(path.read_text())
+    return [each for each in (recorded if isinstance(recorded, list) else [recorded]) if "generated_text" in each]
+
+
+def as_stream(reply: dict[str, Any]) -> bytes:
+    """The events that `/generate_stream` would have sent for a recorded answer of `/generate`."""
+    details, tokens = reply["details"], reply["details"]["tokens"]
+    end = {key: details[key] for key in ("finish_reason", "generated_tokens", "seed")} | {"input_length": 5}
+    last = len(tokens) - 1
+    return b"".join(
+        event(
+            {
+                "index": index + 1,
+                "token": token,
+                "generated_text": reply["generated_text"] if index == last else None,
+                "details": end if index == last else None,
+            }
+        )
+        for index, token in enumerate(tokens)
+    )
+
+
+@pytest.mark.parametrize("path", recordings("tgi/**/*.json", native_replies))
+def test_the_tokens_of_tgis_own_route_add_up_to_its_text(path: Path) -> None:
+    for reply in native_replies(path):
+        request = completion(max_tokens=4096)
+        chunks = read(GenerateReader("tgi", request, partial(parse, with_logprobs=True)), as_stream(reply))
+        whole = reply["generated_text"]
+        # Some were asked to repeat the prompt, and a space in front of the first word may be left out of the whole.
+        assert whole.endswith(text_of(chunks).lstrip())
+        wanted = "length" if reply["details"]["finish_reason"] == "length" else "stop"
+        assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == [wanted]
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == reply["details"]["generated_tokens"]
+        told = [json.loads(bytes(chunk.logprobs)) for chunk in chunks if chunk.logprobs is not None]
+        plain = [token for token in reply["details"]["tokens"] if not token["special"]]
+        assert [each["token_logprobs"] for each in told] == [[token["logprob"]] for token in plain]
+
+
+def chunk_lists(path: Path) -> list[dict[str, Any]]:
+    recorded = json.loads(path.read_text())
+    is_stream = isinstance(recorded, list) and recorded and "choices" in recorded[0]
+    return recorded if is_stream and "message" not in recorded[0]["choices"][0] else []
+
+
+@pytest.mark.parametrize("path", recordings("tgi/**/*.json", chunk_lists))
+def test_the_chunks_of_tgis_openai_route_read_as_what_they_say(path: Path) -> None:
+    payloads = chunk_lists(path)
+    choices = [choice for payload in payloads for choice in payload["choices"]]
+    num_choices = max(choice["index"] for choice in choices) + 1
+    is_chat = payloads[0]["object"] == "chat.completion.chunk"
+    request = chat(n=num_choices) if is_chat else completion(n=num_choices, max_tokens=64)
+    reader = StreamReader("tgi", request, adapter_class("tgi").dialect)  # type: ignore[attr-defined]
+    chunks = list(reader.feed(events(payloads)))
+    for index in range(num_choices):
+        own = [choice for choice in choices if choice["index"] == index]
+        said = "".join(choice.get("text") or (choice.get("delta") or {}).get("content") or "" for choice in own)
+        assert text_of([chunk for chunk in chunks if chunk.index == index]) == said
+        calls = [call for choice in own for call in (choice.get("delta") or {}).get("tool_calls") or []]
+        read_calls = [
+            call for chunk in chunks if chunk.tool_calls is not None for call in json.loads(bytes(chunk.tool_calls))
+        ]
+        assert [call["function"]["arguments"] for call in read_calls] == [
+            call["function"]["arguments"] for call in calls
+        ]
+        assert [bool(call["function"].get("name")) for call in read_calls] == [n == 0 for n in range(len(calls))]
+    usages = [payload["usage"] for payload in payloads if payload.get("usage")]
+    if usages:
+        account = reader.account()
+        told = (usages[-1]["prompt_tokens"], usages[-1]["completion_tokens"])
+        assert (account.prompt_tokens, account.completion_tokens) == told
+
+
+def is_openai(path: Path) -> bool:
+    """Not Anthropic's, nor OpenAI's responses."""
+    return b'"chat.completion.chunk"' in path.read_bytes() or b'"text_completion"' in path.read_bytes()
+
+
+@pytest.mark.parametrize("path", recordings("sse/**/*.sse", is_openai))
+def test_streams_of_openai_compatible_endpoints_read_to_their_end(path: Path) -> None:
+    stream = path.read_bytes()
+    request = chat() if b'"chat.completion.chunk"' in stream else completion(max_tokens=64)
+    reader = StreamReader("openai_compatible", request, adapter_class("openai_compatible").dialect)  # type: ignore[attr-defined]
+    chunks = read(reader, stream)
+    payloads = [
+        json.loads(line.removeprefix(b"data:"))
+        for line in stream.splitlines()
+        if line.startswith(b"data:") and b"[DONE]" not in line
+    ]
+    choices = [choice for payload in payloads for choice in payload.get("choices") or []]
+    said = "".join(choice.get("text") or (choice.get("delta") or {}).get("content") or "" for choice in choices)
+    assert text_of(chunks) == said
+    assert len([chunk for chunk in chunks if chunk.finish_reason]) == 1
+    assert chunks[-1].usage is not None
