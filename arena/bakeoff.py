@@ -106,6 +106,11 @@ class Entry:
         """Cells that count against the budget: an invalid one is the client's fault and is run again."""
         return len(self.outcomes)
 
+    @property
+    def goes_on(self) -> bool:
+        """Invalid cells cost nothing of the budget, so a run of them has to end the turn."""
+        return not self.is_out and self.invalid_in_a_row < MAX_INVALID_IN_A_ROW
+
 
 async def race(card: RaceCard, show: Show) -> RaceResult:
     """Run a race to its end, or to its interruption, and return what the store then says."""
@@ -165,7 +170,7 @@ class Course:
                     continue
                 try:
                     await self._bring_up(entry)
-                    while not entry.is_out and entry.cells_run < ceiling and (step := self._next(entry)):
+                    while entry.goes_on and entry.cells_run < ceiling and (step := self._next(entry)):
                         await self._run_cell(entry, step)
                 except GoodgateError as error:
                     self._drop(entry, error.message)
@@ -194,7 +199,7 @@ class Course:
         return iter(self.entries) if round_number % 2 else reversed(self.entries)
 
     def _may_run(self, entry: Entry) -> bool:
-        return not entry.is_out and entry.cells_run < self.scenario.search.max_cells and self._next(entry) is not None
+        return entry.goes_on and entry.cells_run < self.scenario.search.max_cells and self._next(entry) is not None
 
     def _next(self, entry: Entry) -> Probe | None:
         return next_probe(entry.outcomes, self.settings, first_rung=entry.first_rung)
@@ -211,6 +216,7 @@ class Course:
             await entry.process.start()
         url = entry.process.url if entry.process else contender.url
         assert url is not None
+        entry.invalid_in_a_row = 0
         warm = prompt_source(self.scenario.workload, self._key(None, entry), prompts_text=self.card.prompts_text)
         found = await probe(url, model=contender.model, prompt=warm(0), headers=contender.headers)
         start_s = time.monotonic() - started
@@ -280,7 +286,7 @@ class Course:
             entry.outcomes.append(result.outcome())
             return
         entry.invalid_in_a_row += 1
-        if entry.invalid_in_a_row >= MAX_INVALID_IN_A_ROW:
+        if not entry.goes_on and not entry.outcomes:  # with valid cells it is judged by those, and has another turn
             self._drop(entry, f"{MAX_INVALID_IN_A_ROW} invalid cells in a row, the last because: {result.reason}")
 
     async def _check_alive(self, entry: Entry) -> None:
