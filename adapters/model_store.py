@@ -26,7 +26,8 @@ from typing import IO, Literal
 import msgspec
 from msgspec import Struct
 
-from adapters.errors import EngineUnavailable, GoodgateError
+from adapters.errors import EngineUnavailable
+from adapters.model_files import ModelStoreError, check_model, export_hf
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 MANIFEST = "manifest.json"
@@ -43,10 +44,6 @@ class ModelMissing(EngineUnavailable):
     """The model is not in the store."""
 
     retryable = False
-
-
-class ModelStoreError(GoodgateError):
-    """A model could not be pulled, imported, verified or exported; the message says what to do."""
 
 
 class PackagedModel(Struct, frozen=True):
@@ -199,8 +196,6 @@ class ModelStore:
             if model.format == "hf":
                 shutil.copytree(model.path, folder, dirs_exist_ok=True)
             else:
-                from adapters.native import export_hf  # torch is needed for this one job only
-
                 export_hf(model.path, folder)
         return target
 
@@ -293,7 +288,6 @@ def _check_loadable(path: Path) -> None:
             raise ModelStoreError(
                 f"{path} is no Hugging Face model folder: it lacks {', '.join(missing) or 'model.safetensors'}."
             )
-    from adapters.native import check_model
 
     check_model(path)
 

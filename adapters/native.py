@@ -29,7 +29,8 @@ from adapters.errors import (
     StreamInterrupted,
 )
 from adapters.launch import Launchable
-from adapters.model_store import ModelStore, ModelStoreError, is_store_name
+from adapters.model_files import not_installed
+from adapters.model_store import ModelStore, is_store_name
 from adapters.types import ChatRequest, Chunk, GenerateRequest, Usage
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             from native_engine.config import EngineConfig
             from native_engine.errors import EngineError as NativeError
         except ImportError as error:
-            raise _not_installed(error) from error
+            raise not_installed(error) from error
         home = Path(self.options.home) if self.options.home else goodgate_home()
         path = _model_path(self.options.model, home)
         try:
@@ -326,40 +327,3 @@ def _close_if_loaded(loading: asyncio.Future[AsyncEngine]) -> None:
     """A start that was given up may still end in a loaded engine, whose thread must not stay."""
     if not loading.cancelled() and loading.exception() is None:
         loading.result().close()
-
-
-# What else only the native engine's code can do, for the model store.
-
-
-def check_model(path: Path) -> None:
-    """Read a model's header, tensor table and tokenizer; `ModelStoreError` where the engine could not load it."""
-    try:
-        from native_engine.errors import EngineError as NativeError
-        from native_engine.tokenizer import open_tokenizer
-        from native_engine.weights import open_checkpoint
-    except ImportError as error:
-        raise _not_installed(error) from error
-    try:
-        open_checkpoint(path)
-        open_tokenizer(path)
-    except (NativeError, OSError, ValueError) as error:
-        raise ModelStoreError(f"{path} is no model that can be loaded: {error}") from error
-
-
-def export_hf(source: Path, target: Path) -> None:
-    """Write a model in Hugging Face layout; `ModelStoreError` where that is not possible."""
-    try:
-        from native_engine.errors import EngineError as NativeError
-        from native_engine.export import export_hf
-    except ImportError as error:
-        raise _not_installed(error) from error
-    try:
-        export_hf(source, target)
-    except NativeError as error:
-        raise ModelStoreError(f"{source} cannot be written in Hugging Face layout: {error}") from error
-
-
-def _not_installed(error: ImportError) -> EngineUnavailable:
-    return EngineUnavailable(
-        f"The native engine needs {error.name or 'torch'}; install it with: pip install 'goodgate[native]'."
-    )
