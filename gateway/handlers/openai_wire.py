@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +47,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     return shown
 
 
-class Events:
+class Events(ABC):
     """The events of one streamed answer. Refuses to look whole before every choice has finished."""
 
     object: str
@@ -83,11 +84,11 @@ class Events:
         if self._unfinished:
             raise StreamInterrupted("The engine's stream ended before the answer was whole.")
 
-    def _piece(self, chunk: Chunk) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _piece(self, chunk: Chunk) -> bytes: ...
 
-    def _finish(self, index: int, reason: FinishReason) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _finish(self, index: int, reason: FinishReason) -> bytes: ...
 
     def _usage(self, usage: Usage) -> bytes:
         return self._head + b',"choices":[],"usage":' + _encode(usage_object(usage)) + b"}\n\n"
@@ -174,7 +175,7 @@ class _Choice:
                 joined.extend(values)
 
 
-class Fold:
+class Fold(ABC):
     """A whole stream as one response object."""
 
     object: str
@@ -214,8 +215,8 @@ class Fold:
         }
         return _encode(answer)
 
-    def _content(self, choice: _Choice) -> Mapping[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _content(self, choice: _Choice) -> Mapping[str, Any]: ...
 
 
 class ChatFold(Fold):
