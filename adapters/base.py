@@ -21,13 +21,23 @@ Rules an adapter keeps, checked for every one of them by tests/contract:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 from msgspec import Struct
 
-from adapters.errors import UnsupportedParameter
-from adapters.types import INFORMATIONAL, ChatRequest, Chunk, GenerateRequest, set_fields
+from adapters.errors import UnsupportedOperation, UnsupportedParameter
+from adapters.types import (
+    INFORMATIONAL,
+    ChatRequest,
+    Chunk,
+    EmbeddingRequest,
+    Embeddings,
+    GenerateRequest,
+    TokenizeRequest,
+    Tokens,
+    set_fields,
+)
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
@@ -35,8 +45,13 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 
     chat: bool = True
     completions: bool = True
+    embeddings: bool = False
+    tokenize: bool = False  # of a text
+    tokenize_chat: bool = False  # of messages, through the chat template
+    detokenize: bool = False
     token_prompts: bool = False  # takes lists of token ids as a prompt
     parameters: frozenset[str] = frozenset()
+    load: frozenset[str] = frozenset()  # the fields of `Load` that it tells
 
 
 class Health(Struct, frozen=True):
@@ -95,12 +110,28 @@ class EngineAdapter(ABC, Generic[O]):
     @abstractmethod
     async def models(self) -> list[ModelInfo]: ...
 
+    async def version(self) -> str:
+        """The engine's own version, empty where it does not tell."""
+        return ""
+
     async def load(self) -> Load:
         return Load()
 
     @abstractmethod
     def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
         """An async generator of chunks for one prompt and its `n` choices. `request_id` is unique for each call."""
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """One vector for each input, in order. Raises `UnsupportedOperation` where the engine has none."""
+        raise UnsupportedOperation("embeddings", self.engine)
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        """The token ids that the engine would see. Raises `UnsupportedOperation` where it does not tell."""
+        raise UnsupportedOperation("tokenize", self.engine)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids. Raises `UnsupportedOperation` where the engine does not tell."""
+        raise UnsupportedOperation("detokenize", self.engine)
 
     def check_parameters(self, request: GenerateRequest) -> None:
         """Refuse what this engine cannot honour, naming the field and the engine."""

@@ -4,6 +4,7 @@
     |-- RequestError                    the caller's fault; never retried, never counts against a replica
     |   |-- InvalidRequest              400  malformed or out-of-range field
     |   |-- UnsupportedParameter        400  the engine cannot honour this field
+    |   |-- UnsupportedOperation        400  the engine has no such route (embeddings, tokenize, ...)
     |   |-- ContextLengthExceeded       400  prompt + max_tokens do not fit the model
     |   |-- Unauthorized                401
     |   |-- ModelNotFound               404
@@ -53,6 +54,13 @@ class UnsupportedParameter(RequestError):
 
     def __init__(self, field: str, engine: str) -> None:
         super().__init__(f"The engine {engine!r} cannot honour the parameter {field!r}.", param=field)
+
+
+class UnsupportedOperation(RequestError):
+    code = "unsupported_operation"
+
+    def __init__(self, operation: str, engine: str) -> None:
+        super().__init__(f"The engine {engine!r} does not offer {operation}.")
 
 
 class ContextLengthExceeded(RequestError):

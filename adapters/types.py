@@ -174,6 +174,45 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
 GenerateRequest: TypeAlias = ChatRequest | CompletionRequest
 
+
+class EmbeddingRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Texts, or lists of token ids, to turn into vectors; in how many dimensions, where the model lets one choose."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    input: Annotated[list[Text | list[Count]], Meta(min_length=1, max_length=2048)]
+    dimensions: Positive | UnsetType | None = UNSET
+    user: str | UnsetType | None = UNSET
+
+    def __post_init__(self) -> None:
+        if len({type(each) for each in self.input}) > 1:
+            raise ValueError("`input` must hold texts or lists of token ids, not both")
+
+
+class Embeddings(Struct, frozen=True):
+    """One vector for each input, in the inputs' order."""
+
+    vectors: list[list[float]]
+    prompt_tokens: int
+
+
+class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What to tokenise: a text (`prompt`), or messages through the model's chat template. Exactly one of the two."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    prompt: Text | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)] | None = None
+    add_special_tokens: bool = True  # those that the tokenizer puts around a text; a chat template writes its own
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("Give `prompt` or `messages`, one of the two")
+
+
+class Tokens(Struct, frozen=True):
+    ids: list[int]
+    max_model_len: int | None = None
+
+
 # Fields that never change the text. They are accepted for every engine, because clients send them out of habit.
 INFORMATIONAL = frozenset(
     [
