@@ -15,6 +15,7 @@
         |-- EngineUnavailable           503  nothing was started: refused, unreachable, still loading; retry is safe
         |-- EngineTimeout               504  a deadline passed (connect, first token, between tokens)
         |-- EngineProtocolError         502  the engine answered something we cannot read
+        |-- EngineKeyRefused            502  the engine refused our own key: nothing the caller could mend
         |-- EngineFailed                502  the engine reported a failure of its own
         `-- StreamInterrupted           502  the stream broke after it had begun
 
@@ -113,6 +114,11 @@ class EngineTimeout(EngineError):
 
 class EngineProtocolError(EngineError):
     code = "engine_protocol_error"
+    retryable = True
+
+
+class EngineKeyRefused(EngineError):
+    code = "engine_key_refused"
     retryable = True
 
 

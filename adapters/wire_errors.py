@@ -18,6 +18,7 @@ from adapters.errors import (
     BodyTooLarge,
     ContextLengthExceeded,
     EngineFailed,
+    EngineKeyRefused,
     EngineProtocolError,
     EngineTimeout,
     EngineUnavailable,
@@ -25,7 +26,6 @@ from adapters.errors import (
     InvalidRequest,
     ModelNotFound,
     Overloaded,
-    Unauthorized,
     UnsupportedParameter,
 )
 
@@ -34,8 +34,8 @@ MAX_RETRY_AFTER_S = 120.0  # official clients give up at once when asked to wait
 
 _BY_STATUS: dict[int, type[GoodgateError]] = {
     400: InvalidRequest,
-    401: Unauthorized,
-    403: Unauthorized,
+    401: EngineKeyRefused,  # the key is ours, so the caller's own 401 would send the wrong person looking
+    403: EngineKeyRefused,
     404: ModelNotFound,
     408: EngineTimeout,
     413: BodyTooLarge,
@@ -182,8 +182,8 @@ def _is_overflow(complaint: Complaint) -> bool:
 
 
 def _in_words(engine: str, status: int, complaint: Complaint, kind: type[GoodgateError]) -> str:
-    if kind is Unauthorized:
-        return f"The engine {engine!r} refused the key it was given (HTTP {status})."
+    if kind is EngineKeyRefused:
+        return f"The engine {engine!r} refused the key it was given (HTTP {status}); check the replica's `api_key_env`."
     if complaint.message and kind is EngineFailed:
         return failed(engine, complaint.message)
     if complaint.message:

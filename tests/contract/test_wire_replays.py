@@ -19,6 +19,7 @@ from adapters.errors import (
     BodyTooLarge,
     ContextLengthExceeded,
     EngineFailed,
+    EngineKeyRefused,
     EngineProtocolError,
     EngineTimeout,
     EngineUnavailable,
@@ -27,7 +28,6 @@ from adapters.errors import (
     ModelNotFound,
     Overloaded,
     StreamInterrupted,
-    Unauthorized,
     UnsupportedParameter,
 )
 from adapters.openai_http import HTTPOptions
@@ -298,8 +298,8 @@ async def test_w23_a_compressed_stream_is_read(http_subject: HTTPSubject) -> Non
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (400, InvalidRequest), (401, Unauthorized), (403, Unauthorized), (404, ModelNotFound), (408, EngineTimeout),
-        (413, BodyTooLarge), (422, InvalidRequest), (424, EngineFailed), (429, Overloaded), (500, EngineFailed),
+        (400, InvalidRequest), (401, EngineKeyRefused), (403, EngineKeyRefused), (404, ModelNotFound),
+        (408, EngineTimeout), (413, BodyTooLarge), (422, InvalidRequest), (424, EngineFailed), (429, Overloaded), (500, EngineFailed),
         (501, InvalidRequest), (502, EngineFailed), (503, Overloaded), (504, EngineTimeout), (529, Overloaded),
         (302, EngineProtocolError), (405, EngineProtocolError), (415, EngineProtocolError), (599, EngineFailed),
     ],
@@ -336,7 +336,7 @@ async def test_w09_error_bodies_of_every_shape_give_one_message(
     error = await failure(http_subject, Reply.plain(status, body))
     assert message in error.message
     assert "<" not in error.message
-    assert error.status == {422: 400, 500: 502}.get(status, status)
+    assert error.status == {401: 502, 422: 400, 500: 502}.get(status, status)
 
 
 @pytest.mark.parametrize(
