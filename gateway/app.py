@@ -16,6 +16,7 @@ from adapters import registry
 from gateway import health
 from gateway.config import Config, FindAdapter
 from gateway.dispatch import Dispatcher
+from gateway.evidence import ProvenGoodput
 from gateway.fleet import Fleet
 from gateway.handlers.admin import AdminHandlers
 from gateway.handlers.openai import OpenAIHandlers
@@ -29,6 +30,8 @@ DISPATCHER = web.AppKey("dispatcher", Dispatcher)
 def create_app(config: Config, *, home: Path, find_adapter: FindAdapter = registry.adapter_class) -> web.Application:
     fleet = Fleet(config, find_adapter=find_adapter, home=home)
     metrics = Metrics(fleet)
+    if config.evidence is not None:
+        metrics.registry.register(ProvenGoodput(Path(config.evidence).expanduser(), fleet))
     dispatcher = Dispatcher(fleet, metrics, max_in_flight=config.server.max_in_flight)
 
     app = web.Application(

@@ -97,6 +97,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     server: ServerConfig = ServerConfig()
     health: HealthConfig = HealthConfig()
     logs: LogsConfig = LogsConfig()
+    evidence: Annotated[str, Meta(min_length=1)] | None = None
     models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
 
 

@@ -1,0 +1,153 @@
+"""What a race has proven that each replica carries, from the arena's evidence.json, for Prometheus.
+
+    registry.register(ProvenGoodput(Path("evidence.json"), fleet))      # goodgate_goodput_proven_rps
+
+The file is looked at when the metrics are scraped, and read again when it has changed. Serving never depends on it: a
+file that is missing, broken or edited by hand leaves the gauges out, and one line in the log says why. An entry belongs
+to a replica if its model is the replica's (or an alias of it), and its engine is the replica's name or else its engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from gateway import logs
+from gateway.fleet import Fleet, Replica
+
+FORMAT = "goodgate-evidence/1"
+MAX_BYTES = 4 << 20
+
+_log = logs.logger("evidence")
+
+
+class EvidenceError(Exception):
+    """The file proves nothing. The message is a sentence that says why."""
+
+
+class Entry(Struct, frozen=True):
+    """One engine of a race."""
+
+    engine: str
+    model: str
+    goodput_rps: float
+    ci: tuple[float | None, float | None]
+    proven: bool
+    served_model: str | None = None
+
+    @property
+    def proven_rps(self) -> float | None:
+        """The rate that held where the race proved that it does; otherwise the low end of the goodput's interval."""
+        return self.goodput_rps if self.proven else self.ci[0]
+
+
+class Evidence(Struct, frozen=True):
+    format: str
+    digest: str
+    measured_utc: datetime
+    engines: tuple[Entry, ...]
+
+
+def parse_evidence(text: bytes) -> Evidence:
+    """The document, if it is as the arena wrote it. Raises `EvidenceError`."""
+    try:
+        document: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
+        found = msgspec.convert(document, Evidence)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise EvidenceError(f"It is no evidence.json of a race: {error}.") from error
+    if found.format != FORMAT:
+        raise EvidenceError(f"Its format is {found.format!r}, and this gateway reads {FORMAT!r}; run the race again.")
+    if found.digest != _digest(document):
+        raise EvidenceError("It was edited after the race, so it proves nothing; copy the race's own file here again.")
+    return found
+
+
+def entry_of(replica: Replica, names: frozenset[str], entries: tuple[Entry, ...]) -> Entry | None:
+    """The entry that speaks of this replica, whose model clients know by `names`."""
+    of_model = [entry for entry in entries if {entry.model, entry.served_model} & names]
+    for name in (replica.name, replica.engine):
+        for entry in of_model:
+            if entry.engine == name:
+                return entry
+    return None
+
+
+class ProvenGoodput(Collector):
+    def __init__(self, path: Path, fleet: Fleet) -> None:
+        self._path = path
+        self._fleet = fleet
+        self._names = {model.name: frozenset({model.name, *model.config.aliases}) for model in fleet.models.values()}
+        self._stamp: tuple[int, int] | None = None
+        self._evidence: Evidence | None = None
+        self._complaint = ""
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """The names, for the registry, which would otherwise read the file to learn them."""
+        return iter(_families())
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        self._refresh()
+        goodput, measured = _families()
+        if self._evidence is not None:
+            measured.add_metric((), self._evidence.measured_utc.timestamp())
+            for replica, rate_rps in self._rates(self._evidence):
+                goodput.add_metric((replica.model, replica.engine, replica.name), rate_rps)
+        yield goodput
+        yield measured
+
+    def _rates(self, evidence: Evidence) -> Iterator[tuple[Replica, float]]:
+        for replica in self._fleet.replicas:
+            entry = entry_of(replica, self._names[replica.model], evidence.engines)
+            if entry is not None and entry.proven_rps is not None:
+                yield replica, entry.proven_rps
+
+    def _refresh(self) -> None:
+        """Read the file if it is another one than last time. A small file, so the event loop waits for it."""
+        try:
+            status = self._path.stat()
+            stamp = (status.st_mtime_ns, status.st_size)
+            if stamp == self._stamp:
+                return
+            self._stamp = stamp
+            if status.st_size > MAX_BYTES:
+                raise EvidenceError(f"It is larger than {MAX_BYTES} bytes.")
+            self._evidence = parse_evidence(self._path.read_bytes())
+            if not list(self._rates(self._evidence)):
+                self._complain("It names none of this gateway's models and replicas; race them, or name them alike.")
+            else:
+                self._complaint = ""
+        except (EvidenceError, OSError) as error:
+            self._evidence = None
+            if isinstance(error, OSError):
+                self._stamp = None
+            self._complain(f"It cannot be read: {error.strerror}." if isinstance(error, OSError) else str(error))
+
+    def _complain(self, complaint: str) -> None:
+        if complaint != self._complaint:
+            logs.warning(_log, "no proven goodput", file=str(self._path), reason=complaint)
+        self._complaint = complaint
+
+
+def _families() -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
+    return (
+        GaugeMetricFamily(
+            "goodgate_goodput_proven_rps",
+            "Requests a second that a race has proven one such replica to carry within its latency limits.",
+            labels=("model", "engine", "replica"),
+        ),
+        GaugeMetricFamily("goodgate_evidence_timestamp_seconds", "When the race behind the proven goodput began."),
+    )
+
+
+def _digest(document: dict[str, Any]) -> str:
+    """As the arena computes it: SHA-256 over the canonical JSON of everything but the digest itself."""
+    body = {key: value for key, value in document.items() if key != "digest"}
+    return hashlib.sha256(msgspec.json.encode(body, order="sorted")).hexdigest()

@@ -1,0 +1,133 @@
+"""The proven goodput in /metrics comes from a race's own file, and from nothing else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from arena.evidence import digest
+from gateway.config import ReplicaConfig
+from gateway.evidence import Entry, EvidenceError, entry_of, parse_evidence
+from gateway.fleet import Replica
+from tests.gateway.rig import Gateway, Start, fake, model
+
+NATIVE = {
+    "engine": "fake",
+    "version": "1",
+    "model": "m",
+    "served_model": "m",
+    "goodput_rps": 8.0,
+    "ci": [6.3, 8.9],
+    "proven": False,
+    "rank": [1, 1],
+    "plans": [],
+}
+
+
+def document(*engines: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A file as the arena writes it: the digest is the arena's own."""
+    body = {
+        "format": "goodgate-evidence/1",
+        "run_id": "r",
+        "measured_utc": "2026-11-29T20:00:00+00:00",
+        "slo": {"ttft_ms": 1000.0},
+        "engines": list(engines),
+        **fields,
+    }
+    return {**body, "digest": digest(body)}
+
+
+def write(path: Path, data: dict[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2))
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + len(path.read_bytes())))  # another stamp, however fast the test is
+
+
+async def proven(gateway: Gateway) -> dict[str, float]:
+    async with gateway.client.get(f"{gateway.url}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return {
+        name: float(value)
+        for name, _, value in (line.rpartition(" ") for line in lines)
+        if name.startswith(("goodgate_goodput_proven_rps", "goodgate_evidence"))
+    }
+
+
+async def test_a_race_shows_what_each_replica_is_proven_to_carry(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "evidence.json"
+    write(path, document(NATIVE, {**NATIVE, "engine": "special", "proven": True}))
+    gateway = await start(model(fake(), fake("special")), evidence=str(path))
+    assert await proven(gateway) == {
+        'goodgate_goodput_proven_rps{engine="fake",model="m",replica="fake-0"}': 6.3,
+        'goodgate_goodput_proven_rps{engine="fake",model="m",replica="special"}': 8.0,
+        "goodgate_evidence_timestamp_seconds": 1795982400.0,
+    }
+
+
+async def test_a_new_race_replaces_the_figures_and_a_removed_file_takes_them_away(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "evidence.json"
+    gateway = await start(model(fake()), evidence=str(path))
+    assert await proven(gateway) == {}
+    write(path, document(NATIVE))
+    assert list((await proven(gateway)).values()) == [6.3, 1795982400.0]
+    write(path, document({**NATIVE, "ci": [12.5, None]}))
+    assert list((await proven(gateway)).values()) == [12.5, 1795982400.0]
+    path.unlink()
+    assert await proven(gateway) == {}
+
+
+async def test_a_file_that_proves_nothing_is_told_once_and_serving_goes_on(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "evidence.json"
+    write(path, {**document(NATIVE), "run_id": "better"})
+    with caplog.at_level(logging.WARNING, "goodgate"):
+        gateway = await start(model(fake()), evidence=str(path))
+        assert await proven(gateway) == await proven(gateway) == {}
+        status, _, _ = await gateway.chat()
+    assert status == 200
+    reasons = [vars(record)["fields"]["reason"] for record in caplog.records if record.message == "no proven goodput"]
+    assert reasons == ["It was edited after the race, so it proves nothing; copy the race's own file here again."]
+
+
+async def test_a_race_of_other_models_gives_no_figures_and_says_so(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "evidence.json"
+    write(path, document({**NATIVE, "model": "n", "served_model": "n"}))
+    with caplog.at_level(logging.WARNING, "goodgate"):
+        gateway = await start(model(fake()), evidence=str(path))
+        assert not any("proven_rps{" in name for name in await proven(gateway))
+    assert "names none of this gateway's models" in str([vars(record) for record in caplog.records])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (b"", "no evidence.json of a race"),
+        (b"[]", "no evidence.json of a race"),
+        (b'{"format": "\xff"}', "no evidence.json of a race"),
+        (json.dumps(document(NATIVE, format="goodgate-evidence/9")).encode(), "'goodgate-evidence/9'.*run the race"),
+        (json.dumps({**document(NATIVE), "engines": []}).encode(), "edited after the race"),
+        (json.dumps(document({**NATIVE, "goodput_rps": None})).encode(), r"no evidence.json of a race.*goodput_rps"),
+    ],
+)
+def test_what_is_not_a_races_own_file_is_explained(text: bytes, sentence: str) -> None:
+    with pytest.raises(EvidenceError, match=sentence):
+        parse_evidence(text)
+
+
+def test_an_entry_is_found_by_alias_and_the_replicas_name_goes_before_its_engine() -> None:
+    entries = tuple(
+        msgspec.convert({**NATIVE, "engine": engine, "model": name, "served_model": served}, Entry)
+        for engine, name, served in (("fake", "m", None), ("a", "other", "alias"), ("a", "third", None))
+    )
+    replica = Replica(name="a", model="m", engine="fake", config=ReplicaConfig(engine="fake"))
+    assert entry_of(replica, frozenset({"m", "alias"}), entries) is entries[1]
+    assert entry_of(replica, frozenset({"m"}), entries) is entries[0]
+    assert entry_of(replica, frozenset({"x"}), entries) is None
