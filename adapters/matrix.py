@@ -1,0 +1,281 @@
+"""The capability matrix: what every engine is declared to do, as its own adapter says it.
+
+    columns = all_columns()                   # one for each engine, and for each route or dialect of it
+    print(as_markdown(columns))
+
+An adapter is made for each column, with the options that documentation names and without a connection. Where an option
+widens what the adapter offers, it is made once more with that option, so a cell has three states: offered, offered with
+an option, not offered. Nothing here is written by hand but which options those are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import Struct
+from rich.table import Table
+from rich.text import Text
+
+from adapters.base import Capabilities
+from adapters.launch import Installable, Launchable
+from adapters.registry import AdapterClass, adapter_class, engine_names
+from adapters.types import INFORMATIONAL, ChatRequest, CompletionRequest
+
+Options: TypeAlias = Mapping[str, Any]
+
+NOWHERE = "http://127.0.0.1:9"  # the discard port: an adapter is made for a url, and nothing ever connects
+A_MODEL = "model"  # likewise: a name, never looked up
+
+
+class Variant(Struct, frozen=True, kw_only=True):
+    """One column of an engine. `fixed` makes the column what it is, `more` is what may be switched on beside it."""
+
+    name: str = ""  # of the route or dialect; empty where the engine has one
+    fixed: Options = {}
+    more: Options = {}
+
+
+_TEMPLATE = {"chat_template": A_MODEL}
+VARIANTS: Mapping[str, tuple[Variant, ...]] = {
+    "openai_compatible": (Variant(more={"token_prompts": True}),),
+    "sglang": (
+        Variant(name="openai", fixed={"route": "openai"}),
+        Variant(name="native", fixed={"route": "native"}, more=_TEMPLATE),
+    ),
+    "tensorrt_llm": (Variant(more={"guided_decoding": True}),),
+    "tgi": (
+        Variant(name="generate", fixed={"route": "generate"}, more=_TEMPLATE),
+        Variant(name="openai", fixed={"route": "openai"}),
+    ),
+    "triton_server": (
+        Variant(name="llmapi", fixed={"dialect": "llmapi"}, more={**_TEMPLATE, "metrics_url": NOWHERE}),
+        Variant(name="ensemble", fixed={"dialect": "ensemble"}, more={**_TEMPLATE, "metrics_url": NOWHERE}),
+    ),
+}  # fmt: skip
+
+
+class Offer(StrEnum):
+    """A cell. Each word is also its mark, so that the table reads the same without colour."""
+
+    YES = "yes"
+    OPTION = "opt"
+    NO = "-"
+
+
+LEGEND = {
+    Offer.YES: "offered, and honoured by the engine",
+    Offer.OPTION: "offered once an option is given",
+    Offer.NO: "not offered: refused by name, never ignored",
+}
+
+
+class Column(Struct, frozen=True, kw_only=True):
+    """One engine, or one route of it: what its adapter offers as it comes, and at most."""
+
+    engine: str
+    variant: str
+    start: str  # how one gets a running engine
+    options: tuple[str, ...]  # those that widen the offer
+    plain: Capabilities
+    widest: Capabilities
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine} {self.variant}".rstrip()
+
+    @property
+    def words(self) -> str:
+        """The name in pieces that a narrow column can break between."""
+        return self.name.replace("_", " ")
+
+
+class Row(Struct, frozen=True):
+    """One capability, and how it is read from what an adapter declares. `key` is its name in the code."""
+
+    key: str
+    name: str
+    is_in: Callable[[Capabilities], bool]
+
+
+# What is asked of an engine beside its parameters: the field of `Capabilities`, and what it is called in the table.
+ROUTES = {
+    "chat": "chat",
+    "completions": "completions",
+    "embeddings": "embeddings",
+    "tokenize": "tokenise a text",
+    "tokenize_chat": "tokenise a chat",
+    "detokenize": "detokenise",
+    "token_prompts": "prompts of token ids",
+}
+LOAD = {
+    "running": "running requests",
+    "waiting": "waiting requests",
+    "kv_usage": "KV cache use",
+    "prefix_hit_rate": "prefix cache hits",
+}
+# Every request field that an engine may honour or not, in groups; a test sees to it that none is missing.
+PARAMETERS = {
+    "limits": ("max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop"),
+    "sampling": ("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
+    "penalties": ("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    "choices and text": ("n", "best_of", "echo", "suffix"),
+    "log-probabilities": ("logprobs", "top_logprobs"),
+    "tools": ("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
+    "structured output": ("response_format",),
+    "reasoning": ("reasoning_effort", "prediction"),
+    "beyond text": ("modalities", "audio", "web_search_options"),
+}
+
+
+def request_fields() -> frozenset[str]:
+    """The fields of a request that ask an engine for something, prompt and messages aside."""
+    fields = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
+    return frozenset(fields - INFORMATIONAL - {"messages", "prompt"})
+
+
+def groups() -> Iterator[tuple[str, list[Row]]]:
+    """The rows, group by group."""
+    yield "routes", [Row(field, label, _has(field)) for field, label in ROUTES.items()]
+    for group, fields in PARAMETERS.items():
+        yield group, [Row(field, field, _honours(field)) for field in fields]
+    yield "load told", [Row(field, label, _tells(field)) for field, label in LOAD.items()]
+
+
+def _has(field: str) -> Callable[[Capabilities], bool]:
+    return lambda capabilities: bool(getattr(capabilities, field))
+
+
+def _honours(field: str) -> Callable[[Capabilities], bool]:
+    return lambda capabilities: field in capabilities.parameters
+
+
+def _tells(field: str) -> Callable[[Capabilities], bool]:
+    return lambda capabilities: field in capabilities.load
+
+
+def offer(row: Row, column: Column) -> Offer:
+    if row.is_in(column.plain):
+        return Offer.YES
+    return Offer.OPTION if row.is_in(column.widest) else Offer.NO
+
+
+# ------------------------------------------------------------------------------------------------------------- columns
+
+
+def all_columns() -> list[Column]:
+    """Engines that are started from here first, then those that are reached by url; both by name."""
+    columns = [each for name in engine_names() for each in columns_of(adapter_class(name), name)]
+    return sorted(columns, key=lambda column: (column.start == BY_URL, column.name))
+
+
+def columns_of(adapter: AdapterClass, engine: str) -> Iterator[Column]:
+    for variant in VARIANTS.get(engine, (Variant(),)):
+        yield Column(
+            engine=engine,
+            variant=variant.name,
+            start=how_started(adapter),
+            options=tuple(variant.more),
+            plain=capabilities(adapter, variant.fixed),
+            widest=capabilities(adapter, {**variant.fixed, **variant.more}),
+        )
+
+
+BY_URL = "by url"
+
+
+def how_started(adapter: AdapterClass) -> str:
+    if adapter.in_process:
+        return "in process"
+    if issubclass(adapter, Installable):
+        return "installed"
+    return "built in" if issubclass(adapter, Launchable) else BY_URL
+
+
+def capabilities(adapter: AdapterClass, options: Options) -> Capabilities:
+    """What an adapter with these options offers. Keys that every engine of its kind requires are filled in."""
+    required = {"url": NOWHERE, "model": A_MODEL}
+    known = {name: value for name, value in required.items() if name in adapter.Options.__struct_fields__}
+    return adapter(msgspec.convert({**known, **options}, adapter.Options)).capabilities
+
+
+# --------------------------------------------------------------------------------------------------------------- faces
+
+
+def as_json(columns: Sequence[Column]) -> bytes:
+    """For machines: each engine with its offer by group."""
+    engines = [
+        {
+            "engine": column.engine,
+            "variant": column.variant,
+            "start": column.start,
+            "options": column.options,
+            "offers": {group: {row.name: offer(row, column) for row in rows} for group, rows in groups()},
+        }
+        for column in columns
+    ]
+    return msgspec.json.format(msgspec.json.encode({"legend": LEGEND, "engines": engines}))
+
+
+def as_markdown(columns: Sequence[Column]) -> str:
+    """One table, with the groups as rows of their own."""
+    lines = [_markdown_row("", *(column.words for column in columns)), "|---" * (len(columns) + 1) + "|"]
+    lines.append(_markdown_row("started", *(column.start for column in columns)))
+    for group, rows in groups():
+        lines.append(_markdown_row(f"**{group}**", *("" for _ in columns)))
+        lines += [_markdown_row(row.name, *(offer(row, column) for column in columns)) for row in rows]
+    return "\n".join([*lines, "", *legend(columns)])
+
+
+def _markdown_row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def legend(columns: Sequence[Column]) -> list[str]:
+    """What the marks mean, and which options "opt" speaks of."""
+    marks = "; ".join(f"`{mark}` {meaning}" for mark, meaning in LEGEND.items())
+    options = "; ".join(f"{column.name}: {', '.join(column.options)}" for column in columns if column.options)
+    return [f"{marks}.", f"Options: {options}."] if options else [f"{marks}."]
+
+
+_STYLES = {Offer.YES: "green", Offer.OPTION: "yellow", Offer.NO: "dim"}
+_PADDING = 2
+
+
+def as_tables(columns: Sequence[Column], width: int) -> Iterator[Table]:
+    """The matrix for a terminal: as many engines side by side as fit, the others in tables below."""
+    for block in blocks(columns, width):
+        table = Table(box=None, header_style="bold", padding=(0, _PADDING, 0, 0))
+        table.add_column("", no_wrap=True)
+        for column in block:
+            table.add_column(column.words, width=_width(column))
+        table.add_row("started", *(Text(column.start) for column in block), end_section=True)
+        for group, rows in groups():
+            table.add_row(Text(group, style="bold"))
+            for row in rows:
+                cells = [offer(row, column) for column in block]
+                table.add_row(f"  {row.name}", *(Text(cell, style=_STYLES[cell]) for cell in cells))
+        yield table
+
+
+def blocks(columns: Sequence[Column], width: int) -> Iterator[list[Column]]:
+    """Columns that fit beside the names of the rows, block after block; at least one in each."""
+    room = width - max(len(row.name) + 2 for _, rows in groups() for row in rows) - _PADDING
+    block: list[Column] = []
+    taken = 0
+    for column in columns:
+        needed = _width(column) + _PADDING
+        if block and taken + needed > room:
+            yield block
+            block, taken = [], 0
+        block.append(column)
+        taken += needed
+    if block:
+        yield block
+
+
+def _width(column: Column) -> int:
+    """Wide enough for the longest word above the marks."""
+    return max(map(len, [*column.words.split(), *column.start.split()]))
