@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -17,7 +18,11 @@ from adapters.registry import adapter_class, engine_names
 from arena.scenario import FileWorkload, Scenario, ScenarioError, parse
 from arena.workload import read_prompts
 
-SCENARIO_FOLDERS = (Path("configs/scenarios"), Path(__file__).resolve().parent.parent / "configs" / "scenarios")
+# Of the working folder, of a checkout, and of an installed wheel.
+SCENARIO_FOLDERS = tuple(
+    root / "configs" / "scenarios"
+    for root in (Path(), Path(__file__).resolve().parent.parent, Path(sys.prefix) / "share" / "goodgate")
+)
 
 
 @dataclass(frozen=True, slots=True)
