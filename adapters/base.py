@@ -46,6 +46,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     chat: bool = True
     completions: bool = True
     embeddings: bool = False
+    dimensions: bool = False  # of embeddings: the caller may choose how many
     tokenize: bool = False  # of a text
     tokenize_chat: bool = False  # of messages, through the chat template
     detokenize: bool = False
@@ -148,6 +149,25 @@ class EngineAdapter(ABC, Generic[O]):
         for field in sorted(refused):
             if _asks_for_one_call(field, request) or not is_default(field, getattr(request, field)):
                 raise UnsupportedParameter(field, self.engine)
+
+    def check_embedding(self, request: EmbeddingRequest) -> None:
+        """Refuse what this engine cannot honour, naming the operation or the field, and the engine."""
+        if not self.capabilities.embeddings:
+            raise UnsupportedOperation("embeddings", self.engine)
+        if isinstance(request.dimensions, int) and not self.capabilities.dimensions:
+            raise UnsupportedParameter("dimensions", self.engine)
+        if isinstance(request.input[0], list) and not self.capabilities.token_prompts:
+            raise UnsupportedParameter("input", self.engine)
+
+    def check_tokenize(self, request: TokenizeRequest) -> None:
+        """The same for token ids: of messages an engine may know nothing, though it has a tokenizer."""
+        is_chat = request.messages is not None
+        if not (self.capabilities.tokenize_chat if is_chat else self.capabilities.tokenize):
+            raise UnsupportedOperation("tokenize of messages" if is_chat else "tokenize", self.engine)
+
+    def check_detokenize(self) -> None:
+        if not self.capabilities.detokenize:
+            raise UnsupportedOperation("detokenize", self.engine)
 
 
 # Values that ask for nothing: clients send them out of habit, and every engine honours them by doing as it always does.

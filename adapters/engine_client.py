@@ -4,6 +4,7 @@
     await client.start()
     async for chunk in client.stream(Exchange(path="/generate", body={...}, reader=reader), request_id="..."):
         ...
+    answer = await client.ask(Post("/v1/embeddings", {...}))      # work that is answered in one piece
 
 What it promises:
 - The engine's status is known before the first chunk, because the first event is awaited: errors are true exceptions.
@@ -35,6 +36,7 @@ from adapters.errors import (
     EngineTimeout,
     EngineUnavailable,
     GoodgateError,
+    InvalidRequest,
     StreamInterrupted,
 )
 from adapters.load_metrics import LoadMetrics, read_load
@@ -45,6 +47,7 @@ KEEPALIVE_S = 4.0  # uvicorn closes idle connections after 5 s, llama.cpp's serv
 PROBE_TIMEOUT_S = 2.0
 DRAIN_TIMEOUT_S = 0.05  # for the empty chunk after [DONE]: it lets the connection be used again
 MAX_PLAIN_BYTES = 4 << 20  # of an answer that is not a stream
+MAX_ANSWER_BYTES = 64 << 20  # of work answered in one piece: 2048 vectors of 1024 floats as JSON, of 4096 as base64
 MAX_BODY_AT_ONCE = 1 << 20  # of a request; larger ones go out piece by piece
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -170,6 +173,28 @@ class EngineClient:
             raise error_from_response(self.engine, response.status, body)
         return body
 
+    async def ask(self, post: Post) -> bytes:
+        """The answer to a POST that makes the engine work, in one piece: as patient as for a generation's first token.
+
+        Whoever leaves early closes the socket, and with it the engine's work.
+        """
+        deadline = asyncio.get_running_loop().time() + self._options.first_token_timeout_s
+        response = await self._send(post, deadline)
+        try:
+            if response.status != 200:
+                raise await self._refusal(response, deadline)
+            body = bytearray()
+            while data := await self._read(response, deadline, has_begun=False):
+                body += data
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise InvalidRequest(
+                        f"The answer of the engine {self.engine!r} is larger than {MAX_ANSWER_BYTES >> 20} MiB; "
+                        "ask for less at once."
+                    )
+            return bytes(body)
+        finally:
+            response.close()  # at the end of an answer its connection is back in the pool already
+
     async def load(self, names: LoadMetrics | None) -> Load:
         """The engine's own account; unknown where it offers none or cannot be asked."""
         if names is None:
@@ -220,7 +245,7 @@ class EngineClient:
         self, exchange: Exchange, request_id: str, deadline: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The answer to the request, once it is known to be a stream. Its socket is closed on the way out."""
-        response = await self._send(exchange, request_id, deadline)
+        response = await self._send(exchange, deadline, {"X-Request-Id": request_id})
         try:
             if response.status != 200 or "text/event-stream" not in response.content_type:
                 raise await self._refusal(response, deadline)
@@ -228,15 +253,17 @@ class EngineClient:
         finally:
             response.close()  # `release` would read the rest, and the engine would go on generating
 
-    async def _send(self, exchange: Exchange, request_id: str, deadline: float) -> aiohttp.ClientResponse:
+    async def _send(
+        self, post: Exchange | Post, deadline: float, headers: Mapping[str, str] | None = None
+    ) -> aiohttp.ClientResponse:
         pooled = self._session()
-        body = msgspec.json.encode(exchange.body)
-        headers = {"X-Request-Id": request_id, **exchange.headers}
+        body = msgspec.json.encode(post.body)
+        headers = {**(headers or {}), **post.headers}
         note = SimpleNamespace(reused=False)
 
         async def send(session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
             return await session.post(
-                self.url + exchange.path, data=_payload(body), headers=headers, allow_redirects=False,
+                self.url + post.path, data=_payload(body), headers=headers, allow_redirects=False,
                 trace_request_ctx=note,
             )  # fmt: skip
 

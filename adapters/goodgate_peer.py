@@ -2,12 +2,14 @@
 
 It is also how the gateway talks to an engine that it has launched and whose own adapter works in process only.
 
-Every field is passed on. What the engine behind the peer cannot honour, the peer refuses, naming it.
+Every field and every question is passed on. What the engine behind the peer cannot honour, the peer refuses, naming it.
 """
 
 from __future__ import annotations
 
-from adapters.openai_http import HTTPOptions, OpenAIHTTPAdapter
+import msgspec
+
+from adapters.openai_http import VLLM_ROUTES, HTTPOptions, OpenAIHTTPAdapter
 from adapters.openai_wire import Dialect
 from adapters.types import INFORMATIONAL, ChatRequest, CompletionRequest
 
@@ -18,4 +20,9 @@ class Adapter(OpenAIHTTPAdapter[HTTPOptions]):
     engine = "goodgate_peer"
     Options = HTTPOptions
     token_prompts = True
+    side_routes = msgspec.structs.replace(VLLM_ROUTES, version="")  # a gateway has engines, and no version of one
     dialect = Dialect(parameters=frozenset(FIELDS - INFORMATIONAL - {"messages", "prompt"}))
+
+    def __init__(self, options: HTTPOptions) -> None:
+        super().__init__(options)
+        self.capabilities = msgspec.structs.replace(self.capabilities, embeddings=True, dimensions=True)

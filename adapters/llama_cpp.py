@@ -11,20 +11,32 @@
 - It closes the connection after every stream, in spite of its `Keep-Alive` header.
 - A later error is an event and the end of the stream, without `[DONE]`.
 - `/health` answers 503 while the model loads.
-- What a slot can hold is in `/props`, not in the list of models.
+- What a slot can hold is in `/props`, not in the list of models; so is its version, as a build.
+- `/tokenize` takes texts only and adds no special tokens unless told to. The text of a chat is what `/apply-template`
+  makes of it, without the beginning-of-sequence token that tokenising adds again.
+- It embeds only when started with `--embeddings`, which the option `embeddings` says, and never in fewer dimensions.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 from msgspec import Struct
 
 from adapters.base import ModelInfo
+from adapters.engine_client import Post
 from adapters.launch import Installable
-from adapters.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter
+from adapters.openai_http import (
+    EmbeddingOptions,
+    LoadMetrics,
+    OpenAIHTTPAdapter,
+    SideRoutes,
+    serves_embeddings_only,
+)
 from adapters.openai_wire import Dialect
-from adapters.types import CompletionRequest, GenerateRequest
+from adapters.side_routes import read_text
+from adapters.types import CompletionRequest, GenerateRequest, TokenizeRequest, Tokens
 
 LIMITS = {"max_tokens", "max_completion_tokens", "ignore_eos", "stop", "n"}
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"}
@@ -50,11 +62,21 @@ class _Props(Struct):
     default_generation_settings: _Settings
 
 
-class Adapter(Installable, OpenAIHTTPAdapter[HTTPOptions]):
+class Adapter(Installable, OpenAIHTTPAdapter[EmbeddingOptions]):
     engine = "llama_cpp"
-    Options = HTTPOptions
+    Options: ClassVar[type[EmbeddingOptions]] = EmbeddingOptions
     token_prompts = True
     keeps_connections = False
+    side_routes = SideRoutes(
+        version="/props",
+        version_field="build_info",
+        tokenize="/tokenize",
+        text_field="content",
+        special_field="add_special",
+        detokenize="/detokenize",
+        detokenized_field="content",
+        embeds_as_base64=True,
+    )
     dialect = Dialect(
         parameters=frozenset(LIMITS | SAMPLING | PENALTIES | DETAILS | CHAT),
         renames={"repetition_penalty": "repeat_penalty"},
@@ -64,6 +86,12 @@ class Adapter(Installable, OpenAIHTTPAdapter[HTTPOptions]):
         counts_each_choice=True,
     )
     load_metrics = LoadMetrics(running="llamacpp:requests_processing", waiting="llamacpp:requests_deferred")
+
+    def __init__(self, options: EmbeddingOptions) -> None:
+        super().__init__(options)
+        self.capabilities = msgspec.structs.replace(self.capabilities, tokenize_chat=True)
+        if options.embeddings:
+            self.capabilities = serves_embeddings_only(self.capabilities)
 
     def body(self, request: GenerateRequest, model: str) -> dict[str, Any]:
         body = super().body(request, model)
@@ -76,6 +104,17 @@ class Adapter(Installable, OpenAIHTTPAdapter[HTTPOptions]):
         return body
 
     async def models(self) -> list[ModelInfo]:
-        props = self.decode(await self.get("/props"), _Props)
-        context = props.default_generation_settings.n_ctx
+        context = await self._context()
         return [ModelInfo(each.id, context) for each in await super().models()]
+
+    async def _context(self) -> int:
+        return self.decode(await self.get("/props"), _Props).default_generation_settings.n_ctx
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        self.check_tokenize(request)
+        if request.messages is not None:
+            body = self.tokenize_body(request, await self.served_model())
+            prompt = read_text(self.engine, await self.client.ask(Post("/apply-template", body)), "prompt")
+            request = TokenizeRequest(model=request.model, prompt=prompt)
+        tokens = await super().tokenize(request)
+        return Tokens(tokens.ids, await self._context())

@@ -28,6 +28,15 @@ class LoadMetrics(Struct, frozen=True, kw_only=True):
     prefix_hit_rate: str = ""  # for engines that tell the share itself
 
 
+def told_fields(names: LoadMetrics | None) -> frozenset[str]:
+    """The fields of `Load` that these names can fill."""
+    if names is None:
+        return frozenset()
+    has_hit_rate = names.prefix_hit_rate or (names.prefix_hits and (names.prefix_queries or names.prefix_misses))
+    told = {"running": names.running, "waiting": names.waiting, "kv_usage": names.kv_usage}
+    return frozenset(field for field, name in {**told, "prefix_hit_rate": has_hit_rate}.items() if name)
+
+
 def read_load(text: str, names: LoadMetrics) -> Load:
     """The load that the text tells. Counts add up over label sets, the fullest cache speaks for all."""
     asked = [value for name in names.__struct_fields__ if name != "path" and (value := getattr(names, name))]

@@ -3,6 +3,7 @@
     text = ModelText.load("smollm2-135m-instruct", home)     # or a Hugging Face folder, or a Jinja file
     prompt = text.prompt(request)
     text.count(prompt)                                       # None without a tokenizer
+    text.encode(request)                                     # the ids that the engine will see
 
 `load` reads files, and may export a GGUF model to the Hugging Face layout first: call it in a thread.
 
@@ -12,17 +13,23 @@ engine that takes token ids, or applies the template itself, could tell the two 
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 from tokenizers import Tokenizer
 
+from adapters.base import EngineAdapter, EngineOptions
 from adapters.chat_template import ChatTemplate
-from adapters.errors import EngineUnavailable
+from adapters.config import goodgate_home
+from adapters.errors import EngineUnavailable, InvalidRequest
 from adapters.model_store import ModelStore
-from adapters.types import ChatRequest, GenerateRequest
+from adapters.types import ChatRequest, GenerateRequest, TokenizeRequest, Tokens
+
+O = TypeVar("O", bound=EngineOptions)  # noqa: E741 - the conventional one-letter name for a type variable
 
 TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 
@@ -68,6 +75,28 @@ class ModelText:
             return None
         return len(self._tokenizer.encode(text, add_special_tokens=is_prompt).ids)
 
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
+
+    def encode(self, request: TokenizeRequest) -> list[int]:
+        """The ids of a text or of messages; engines add the special tokens to the text of messages as well."""
+        assert self._tokenizer is not None
+        generation = request.as_generation()
+        is_chat = isinstance(generation, ChatRequest)
+        text = text_prompt(generation, self)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=is_chat or request.add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens included. `InvalidRequest` names an id that is none."""
+        assert self._tokenizer is not None
+        for token in ids:
+            if self._tokenizer.id_to_token(token) is None:
+                raise InvalidRequest(f"The model has no token {token}.", param="tokens")
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
 
 def text_prompt(request: GenerateRequest, text: ModelText | None) -> str:
     """The prompt of a request that `check_parameters` has let through."""
@@ -77,6 +106,28 @@ def text_prompt(request: GenerateRequest, text: ModelText | None) -> str:
         return text.prompt(request)
     assert isinstance(request.prompt, str)
     return request.prompt
+
+
+class LocalTokenizer(EngineAdapter[O]):
+    """For engines that tell no token ids: the model's tokenizer does, here, where `chat_template` brings one."""
+
+    _text: ModelText | None = None
+
+    async def load_text(self, where: str) -> None:
+        """Whether there is a tokenizer is known only now, and so is what this adapter can do with it."""
+        self._text = await asyncio.to_thread(ModelText.load, where, goodgate_home())
+        can = self._text.has_tokenizer
+        self.capabilities = msgspec.structs.replace(self.capabilities, tokenize=can, tokenize_chat=can, detokenize=can)
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        self.check_tokenize(request)
+        assert self._text is not None
+        return Tokens(await asyncio.to_thread(self._text.encode, request))
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        self.check_detokenize()
+        assert self._text is not None
+        return await asyncio.to_thread(self._text.decode, ids)
 
 
 class _Config(Struct):

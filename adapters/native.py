@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,7 +32,7 @@ from adapters.errors import (
 from adapters.launch import Launchable
 from adapters.model_files import not_installed
 from adapters.model_store import ModelStore, is_store_name
-from adapters.types import ChatRequest, Chunk, GenerateRequest, Usage
+from adapters.types import ChatRequest, Chunk, GenerateRequest, TokenizeRequest, Tokens, Usage
 
 if TYPE_CHECKING:
     from native_engine.async_engine import AsyncEngine, Delta
@@ -73,6 +74,10 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             | {"temperature", "top_p", "top_k", "min_p"}
             | {"presence_penalty", "frequency_penalty", "repetition_penalty"}
         ),
+        tokenize=True,
+        tokenize_chat=True,
+        detokenize=True,
+        load=frozenset({"running", "waiting", "kv_usage", "prefix_hit_rate"}),
     )
 
     def __init__(self, options: NativeOptions) -> None:
@@ -146,6 +151,22 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             prefix_hit_rate=stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else None,
         )
 
+    async def version(self) -> str:
+        return version("goodgate")  # it is part of this package
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        engine = self._running()
+        ids = await self._encode(engine, request.as_generation(), add_special_tokens=request.add_special_tokens)
+        return Tokens(ids, engine.max_model_len)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        engine = self._running()
+        if ids and max(ids) >= engine.vocab_size:
+            raise InvalidRequest(
+                f"The model has no token {max(ids)}; its last is {engine.vocab_size - 1}.", param="tokens"
+            )
+        return engine.decode(ids, with_special_tokens=True)
+
     def _running(self) -> AsyncEngine:
         if self._engine is None:
             raise EngineUnavailable("The native engine is not started.")
@@ -177,11 +198,13 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             raise StreamInterrupted("The native engine ended a request without a finish reason.")
         yield Chunk(usage=account.usage())
 
-    async def _encode(self, engine: AsyncEngine, request: GenerateRequest) -> list[int]:
+    async def _encode(
+        self, engine: AsyncEngine, request: GenerateRequest, *, add_special_tokens: bool = True
+    ) -> list[int]:
         if isinstance(request, ChatRequest):
             pieces, needs_special_tokens = self._render(request, engine.special_tokens), False  # it writes its own
         elif isinstance(request.prompt, str):
-            pieces, needs_special_tokens = [request.prompt], True
+            pieces, needs_special_tokens = [request.prompt], add_special_tokens
         else:
             return list(request.prompt)
 

@@ -8,6 +8,7 @@
   refused by name, because an endpoint that ignores a field says nothing.
 - The wanted length goes out as `max_tokens`, which the most servers know; those that do not say so (OpenAI's reasoning
   models answer 400), and get `limit_field: max_completion_tokens`. A server that ignores its limit would not say so.
+- `embeddings: true` says that it has `/v1/embeddings`. No such endpoint is known to tell token ids or its version.
 - Its health is that its models can be listed, because there is no other route that every such server has.
 """
 
@@ -17,7 +18,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from adapters.openai_http import HTTPOptions, OpenAIHTTPAdapter
+from adapters.openai_http import EmbeddingOptions, OpenAIHTTPAdapter
 from adapters.openai_wire import Dialect
 from adapters.types import INFORMATIONAL, ChatRequest, CompletionRequest
 
@@ -32,7 +33,7 @@ LOSES_ITS_ANSWER = {"functions", "function_call", "modalities", "audio", "web_se
 POSSIBLE = frozenset(FIELDS - LOSES_ITS_ANSWER)
 
 
-class CompatibleOptions(HTTPOptions):
+class CompatibleOptions(EmbeddingOptions):
     parameters: list[str] | None = None
     limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     token_prompts: bool = False  # it takes lists of token ids as a prompt
@@ -55,4 +56,9 @@ class Adapter(OpenAIHTTPAdapter[CompatibleOptions]):
             chat_limit=options.limit_field,
         )
         super().__init__(options)
-        self.capabilities = msgspec.structs.replace(self.capabilities, token_prompts=options.token_prompts)
+        self.capabilities = msgspec.structs.replace(
+            self.capabilities,
+            token_prompts=options.token_prompts,
+            embeddings=options.embeddings,
+            dimensions=options.embeddings,
+        )

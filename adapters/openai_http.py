@@ -6,28 +6,63 @@
         dialect = Dialect(parameters=frozenset({"max_tokens", "temperature"}))
 
 It joins the client of adapters/engine_client.py, which knows sockets and deadlines, with adapters/openai_wire.py, which
-knows the words. An engine with a route of its own beside OpenAI's overrides `exchange`.
+knows the words. An engine with a route of its own beside OpenAI's overrides `exchange`. What is asked beside generation
+(embeddings, token ids, a version) has its words in adapters/side_routes.py, and the class attribute `side_routes`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from adapters.base import Capabilities, EngineAdapter, Health, Load, ModelInfo
-from adapters.engine_client import EngineClient, Exchange, HTTPOptions
+from adapters.engine_client import EngineClient, Exchange, HTTPOptions, Post
 from adapters.errors import EngineUnavailable, GoodgateError, ModelNotFound
-from adapters.load_metrics import LoadMetrics
+from adapters.load_metrics import LoadMetrics, told_fields
 from adapters.openai_wire import Dialect, StreamReader, request_body
-from adapters.types import ChatRequest, Chunk, GenerateRequest
+from adapters.side_routes import (
+    EMBEDDINGS,
+    VLLM_ROUTES,
+    SideRoutes,
+    embedding_body,
+    read_embeddings,
+    read_text,
+    read_tokens,
+    text_body,
+)
+from adapters.types import (
+    ChatRequest,
+    Chunk,
+    EmbeddingRequest,
+    Embeddings,
+    GenerateRequest,
+    TokenizeRequest,
+    Tokens,
+)
 
-__all__ = ["HTTPOptions", "LoadMetrics", "OpenAIHTTPAdapter"]  # all that an engine's module needs, in one place
+# All that an engine's module needs, in one place.
+__all__ = [
+    "VLLM_ROUTES",
+    "EmbeddingOptions",
+    "HTTPOptions",
+    "LoadMetrics",
+    "OpenAIHTTPAdapter",
+    "SideRoutes",
+    "serves_embeddings_only",
+]
 
 H = TypeVar("H", bound=HTTPOptions)
 _T = TypeVar("_T")
+
+
+class EmbeddingOptions(HTTPOptions):
+    """Keys of an engine that serves embeddings when it was started for them."""
+
+    embeddings: bool = False
 
 
 class OpenAIHTTPAdapter(EngineAdapter[H]):
@@ -35,13 +70,21 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
 
     dialect: Dialect
     load_metrics: ClassVar[LoadMetrics | None] = None
+    side_routes: ClassVar[SideRoutes] = SideRoutes()
     health_path: ClassVar[str] = "/health"
     token_prompts: ClassVar[bool] = False
     keeps_connections: ClassVar[bool] = True  # False: it closes them after each stream, so none is pooled
 
     def __init__(self, options: H) -> None:
         super().__init__(options)
-        self.capabilities = Capabilities(token_prompts=self.token_prompts, parameters=self.dialect.parameters)
+        self.capabilities = Capabilities(
+            tokenize=bool(self.side_routes.tokenize),
+            tokenize_chat=self.side_routes.tokenizes_chats,
+            detokenize=bool(self.side_routes.detokenize),
+            token_prompts=self.token_prompts,
+            parameters=self.dialect.parameters,
+            load=told_fields(self.load_metrics),
+        )
         self.client = EngineClient(self.engine, options, keeps_connections=self.keeps_connections)
         self.unknown_finish_reasons = 0
         self._served_model = options.model
@@ -66,6 +109,46 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
 
     async def load(self) -> Load:
         return await self.client.load(self.load_metrics)
+
+    async def version(self) -> str:
+        routes = self.side_routes
+        return read_text(self.engine, await self.get(routes.version), routes.version_field) if routes.version else ""
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        self.check_embedding(request)
+        with self._asking():
+            model = await self.served_model()
+            body = embedding_body(request, model, as_base64=self.side_routes.embeds_as_base64)
+            return read_embeddings(self.engine, await self.client.ask(Post(EMBEDDINGS, body)), request)
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        self.check_tokenize(request)
+        with self._asking():
+            body = self.tokenize_body(request, await self.served_model())
+            return read_tokens(self.engine, await self.client.ask(Post(self.side_routes.tokenize, body)))
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        self.check_detokenize()
+        routes = self.side_routes
+        with self._asking():
+            body = {"model": await self.served_model(), "tokens": ids, **routes.detokenize_options}
+            answer = await self.client.ask(Post(routes.detokenize, body))
+            return read_text(self.engine, answer, routes.detokenized_field)
+
+    def tokenize_body(self, request: TokenizeRequest, model: str) -> dict[str, Any]:
+        generation = request.as_generation()
+        if isinstance(generation, ChatRequest):  # the same messages as a generation would send
+            return {"model": model, "messages": self.body(generation, model)["messages"]}
+        return text_body(request, self.side_routes, model)
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """The engine behind the url may serve another model by now: then its name is looked up again next time."""
+        try:
+            yield
+        except ModelNotFound:
+            self._served_model = self.options.model
+            raise
 
     async def get(self, path: str) -> bytes:
         """The body of a GET that succeeds. Raises our errors."""
@@ -103,14 +186,18 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
 
     async def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
         self.check_parameters(request)
-        try:
+        with self._asking():
             exchange = await self.exchange(request, request_id)
             async with contextlib.aclosing(self.client.stream(exchange, request_id=request_id)) as chunks:
                 async for chunk in chunks:
                     yield chunk
-        except ModelNotFound:
-            self._served_model = self.options.model  # the engine behind the url may serve another model now
-            raise
+
+
+def serves_embeddings_only(capabilities: Capabilities, *, dimensions: bool = False) -> Capabilities:
+    """What is left of an engine's abilities when its process was started for embeddings."""
+    return msgspec.structs.replace(
+        capabilities, embeddings=True, dimensions=dimensions, chat=False, completions=False, parameters=frozenset()
+    )
 
 
 class _Model(Struct):

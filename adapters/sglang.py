@@ -11,6 +11,9 @@
 - `/generate` (`route: native`) sends the whole text so far with every event, unless the server was told to stream what
   is new (`incremental_output`). Without a limit it stops at 128 tokens; null means "until the context ends". It applies
   no chat template: `chat_template` names one.
+- `/v1/tokenize` takes a text or messages; `/v1/detokenize` hides special tokens unless told not to. The context length
+  that it tells beside them may be the tokenizer's "none", a number beyond all contexts.
+- It embeds only when started with `--is-embedding`, which the option `embeddings` says, and then generates nothing.
 """
 
 from __future__ import annotations
@@ -21,15 +24,20 @@ from typing import Any, ClassVar, Literal
 import msgspec
 from msgspec import Struct
 
-from adapters.base import Capabilities
 from adapters.config import goodgate_home
 from adapters.engine_client import Exchange, Post
 from adapters.errors import EngineFailed, GoodgateError, UnsupportedParameter
 from adapters.generate_http import GenerateReader, Parse, Piece, token_count
 from adapters.model_text import ModelText, text_prompt
-from adapters.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter
+from adapters.openai_http import (
+    EmbeddingOptions,
+    LoadMetrics,
+    OpenAIHTTPAdapter,
+    SideRoutes,
+    serves_embeddings_only,
+)
 from adapters.openai_wire import Dialect
-from adapters.types import ChatRequest, GenerateRequest, set_fields
+from adapters.types import ChatRequest, GenerateRequest, TokenizeRequest, Tokens, set_fields
 from adapters.wire_errors import error_from_response
 
 LIMITS = {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n"}
@@ -48,7 +56,7 @@ def top_k(value: int) -> int:
     return value or -1
 
 
-class SGLangOptions(HTTPOptions):
+class SGLangOptions(EmbeddingOptions):
     route: Literal["openai", "native"] = "openai"
     chat_template: str = ""  # for route native: a model of the store, a Hugging Face folder or a Jinja file
     incremental_output: bool = False  # the server was started with --incremental-streaming-output
@@ -58,6 +66,14 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
     engine = "sglang"
     Options: ClassVar[type[SGLangOptions]] = SGLangOptions
     token_prompts = True
+    side_routes = SideRoutes(
+        version="/server_info",
+        tokenize="/v1/tokenize",
+        tokenizes_chats=True,
+        detokenize="/v1/detokenize",
+        detokenize_options={"skip_special_tokens": False},
+        detokenized_field="text",
+    )
     dialect = Dialect(
         parameters=frozenset(LIMITS | SAMPLING | PENALTIES | DETAILS | CHAT),
         chat_limit="max_completion_tokens",
@@ -74,16 +90,25 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
         super().__init__(options)
         self._text: ModelText | None = None
         if options.route == "native":
-            self.capabilities = Capabilities(
+            self.capabilities = msgspec.structs.replace(
+                self.capabilities,
                 chat=bool(options.chat_template),
-                token_prompts=True,
+                tokenize_chat=bool(options.chat_template),
                 parameters=frozenset(LIMITS | SAMPLING | PENALTIES | {"response_format"}),
             )
+        if options.embeddings:
+            self.capabilities = serves_embeddings_only(self.capabilities, dimensions=True)
 
     async def start(self) -> None:
         if self.options.route == "native" and self.options.chat_template:
             self._text = await asyncio.to_thread(ModelText.load, self.options.chat_template, goodgate_home())
         await super().start()
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        generation = request.as_generation()
+        if self._text is not None and isinstance(generation, ChatRequest):  # the template of the route that generates
+            request = TokenizeRequest(model=request.model, prompt=self._text.prompt(generation))
+        return await super().tokenize(request)
 
     async def exchange(self, request: GenerateRequest, request_id: str) -> Exchange:
         farewell = Post("/abort_request", {"rid": request_id})

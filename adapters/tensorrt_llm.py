@@ -10,6 +10,8 @@
 - `top_k` is off at 0. Log-probabilities need the PyTorch backend; without it, its own 400 says so.
 - `/metrics` is JSON of the last iterations, emptied by whoever reads it: never polled. `/prometheus/metrics` exists
   with `return_perf_metrics`; without it the load is unknown.
+- It has no route for token ids: with `chat_template`, a model of the store or a Hugging Face folder, the tokenizer
+  there answers here. No embeddings either.
 - When the client leaves, it notices within a second.
 """
 
@@ -19,7 +21,8 @@ from typing import ClassVar
 
 import msgspec
 
-from adapters.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter
+from adapters.model_text import LocalTokenizer
+from adapters.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter, SideRoutes
 from adapters.openai_wire import Dialect
 
 LIMITS = {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n", "best_of"}
@@ -31,12 +34,14 @@ CHAT = {"tools", "tool_choice", "reasoning_effort"}
 
 class TensorRTOptions(HTTPOptions):
     guided_decoding: bool = False  # the server has a guided_decoding_backend
+    chat_template: str = ""  # where the model's tokenizer is, to tell token ids: a model of the store or a folder
 
 
-class Adapter(OpenAIHTTPAdapter[TensorRTOptions]):
+class Adapter(LocalTokenizer[TensorRTOptions], OpenAIHTTPAdapter[TensorRTOptions]):
     engine = "tensorrt_llm"
     Options: ClassVar[type[TensorRTOptions]] = TensorRTOptions
     token_prompts = True
+    side_routes = SideRoutes(version="/version")
     dialect = Dialect(
         parameters=frozenset(LIMITS | SAMPLING | PENALTIES | DETAILS | CHAT),
         chat_limit="max_completion_tokens",
@@ -57,3 +62,8 @@ class Adapter(OpenAIHTTPAdapter[TensorRTOptions]):
             parameters = self.dialect.parameters | {"response_format"}
             self.dialect = msgspec.structs.replace(self.dialect, parameters=parameters)
         super().__init__(options)
+
+    async def start(self) -> None:
+        if self.options.chat_template:
+            await self.load_text(self.options.chat_template)
+        await super().start()

@@ -21,28 +21,31 @@ The OpenAI route: `model` chooses a LoRA adapter, so the name there is `tgi`; `s
 would become a repetition penalty of x + 2, so it is refused, and so are fields that it ignores. Finish reasons of
 completions are its own words, and of chats too: `tool_calls` is never among them. A message with content loses its tool
 calls, even if the content is empty, so beside tool calls none is sent.
+
+Token ids: `/tokenize` always adds the special tokens, and `/chat_tokenize` applies its own template, which is that of
+the OpenAI route; for the other, messages become text here first. There is no way back to text, and no embeddings.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Raw, Struct
 
-from adapters.base import Capabilities, ModelInfo
+from adapters.base import ModelInfo
 from adapters.config import goodgate_home
 from adapters.engine_client import Exchange, Post
 from adapters.errors import GoodgateError, InvalidRequest, UnsupportedParameter
 from adapters.generate_http import GenerateReader, Piece, StopCutter, choices_apart, token_count
 from adapters.model_text import ModelText, text_prompt
-from adapters.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter
+from adapters.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter, SideRoutes
 from adapters.openai_wire import Dialect, StreamReader, request_body
-from adapters.types import ChatRequest, Chunk, GenerateRequest, Usage
+from adapters.types import ChatRequest, Chunk, GenerateRequest, TokenizeRequest, Tokens, Usage
 
 COMMON = {"max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "n", "stop", "frequency_penalty"}
 DETAILS = {"logprobs", "top_logprobs"}
@@ -62,6 +65,7 @@ class Adapter(OpenAIHTTPAdapter[TGIOptions]):
     engine = "tgi"
     Options: ClassVar[type[TGIOptions]] = TGIOptions
     dialect = Dialect(parameters=OPENAI, repeats_tool_heads=True)
+    side_routes = SideRoutes(version="/info", tokenize="/tokenize", tokenizes_chats=True)
     load_metrics = LoadMetrics(
         running="tgi_batch_current_size",
         waiting="tgi_queue_size",
@@ -74,7 +78,10 @@ class Adapter(OpenAIHTTPAdapter[TGIOptions]):
         self._is_native = (options.route or ("generate" if options.chat_template else "openai")) == "generate"
         self._text: ModelText | None = None
         if self._is_native:
-            self.capabilities = Capabilities(chat=bool(options.chat_template), parameters=NATIVE)
+            has_chat = bool(options.chat_template)
+            self.capabilities = msgspec.structs.replace(
+                self.capabilities, chat=has_chat, tokenize_chat=has_chat, parameters=NATIVE
+            )
 
     async def start(self) -> None:
         if self._is_native and self.options.chat_template:
@@ -101,15 +108,30 @@ class Adapter(OpenAIHTTPAdapter[TGIOptions]):
     async def _with_prompt_tokens(self, usage: Usage, request: GenerateRequest) -> Usage:
         """The account of a stream that was left before its details came: the engine's tokenizer counts the prompt."""
         try:
-            if self._is_native or not isinstance(request, ChatRequest):
-                tokens = await self.client.post(Post("/tokenize", {"inputs": text_prompt(request, self._text)}))
-                num_tokens = len(self.decode(tokens, list[Raw]))
-            else:
-                templated = await self.client.post(Post("/chat_tokenize", self.body(request, "tgi")))
-                num_tokens = len(self.decode(templated, _Templated).tokenize_response)
+            num_tokens = len(await self._prompt_ids(request, self.client.post))
         except GoodgateError:  # the answer is whole; only its price is not known
             return usage
         return msgspec.structs.replace(usage, prompt_tokens=num_tokens)
+
+    def check_tokenize(self, request: TokenizeRequest) -> None:
+        super().check_tokenize(request)
+        if request.messages is None and not request.add_special_tokens:
+            raise UnsupportedParameter("add_special_tokens", self.engine)
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        self.check_tokenize(request)
+        ids = await self._prompt_ids(request.as_generation(), self.client.ask)
+        (model,) = await self.models()
+        return Tokens(ids, model.max_model_len)
+
+    async def _prompt_ids(self, request: GenerateRequest, ask: Callable[[Post], Awaitable[bytes]]) -> list[int]:
+        """The prompt as the route sees it that generates."""
+        if self._is_native or not isinstance(request, ChatRequest):
+            tokens = self.decode(await ask(Post("/tokenize", {"inputs": text_prompt(request, self._text)})), list[_Id])
+        else:
+            templated = await ask(Post("/chat_tokenize", self.body(request, "tgi")))
+            tokens = self.decode(templated, _Templated).tokenize_response
+        return [token.id for token in tokens]
 
     async def exchange(self, request: GenerateRequest, request_id: str) -> Exchange:
         if self._is_native:
@@ -209,8 +231,12 @@ class _Info(Struct):
     max_total_tokens: int | None = None
 
 
+class _Id(Struct):
+    id: int
+
+
 class _Templated(Struct):
-    tokenize_response: list[Raw]
+    tokenize_response: list[_Id]
 
 
 class _Token(Struct):

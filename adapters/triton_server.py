@@ -20,12 +20,12 @@ Both:
 - A closed socket is often not noticed, so a POST with the same `triton-request-id` and `stop: true` cancels. It is
   answered with an error, "cancelled", which means success.
 - Numbers may arrive as strings, and scalars as lists of one.
+- It tells no token ids: with `chat_template` the model's tokenizer does, here. No embeddings.
 - The metrics have a port of their own, usually 8002: `metrics_url`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, ClassVar, Literal
@@ -33,13 +33,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from adapters.base import Capabilities, EngineAdapter, Health, Load, ModelInfo
-from adapters.config import goodgate_home
+from adapters.base import Capabilities, Health, Load, ModelInfo
 from adapters.engine_client import EngineClient, Exchange, HTTPOptions, Post
 from adapters.errors import GoodgateError
 from adapters.generate_http import GenerateReader, Piece, choices_apart, token_count
-from adapters.load_metrics import LoadMetrics
-from adapters.model_text import ModelText, text_prompt
+from adapters.load_metrics import LoadMetrics, told_fields
+from adapters.model_text import LocalTokenizer, text_prompt
+from adapters.side_routes import read_text
 from adapters.types import Chunk, GenerateRequest
 
 LIMITS = {"max_tokens", "max_completion_tokens", "stop", "n"}
@@ -58,22 +58,26 @@ class TritonOptions(HTTPOptions):
     metrics_url: Annotated[str, Meta(pattern="^(https?://.*)?$")] = ""
 
 
-class Adapter(EngineAdapter[TritonOptions]):
+class Adapter(LocalTokenizer[TritonOptions]):
     engine = "triton_server"
     Options: ClassVar[type[TritonOptions]] = TritonOptions
 
     def __init__(self, options: TritonOptions) -> None:
         super().__init__(options)
-        self.capabilities = Capabilities(chat=bool(options.chat_template), parameters=PARAMETERS[options.dialect])
+        self._load_metrics = load_metrics(options.metrics_url) if options.metrics_url else None
+        self.capabilities = Capabilities(
+            chat=bool(options.chat_template),
+            parameters=PARAMETERS[options.dialect],
+            load=told_fields(self._load_metrics),
+        )
         self.client = EngineClient(self.engine, options)
         self.unknown_finish_reasons = 0
         self._model = options.model or DEFAULT_MODEL[options.dialect]
         self._path = f"/v2/models/{self._model}"
-        self._text: ModelText | None = None
 
     async def start(self) -> None:
         if self.options.chat_template:
-            self._text = await asyncio.to_thread(ModelText.load, self.options.chat_template, goodgate_home())
+            await self.load_text(self.options.chat_template)
         await self.client.start()
 
     async def close(self) -> None:
@@ -90,7 +94,10 @@ class Adapter(EngineAdapter[TritonOptions]):
         return [ModelInfo(self._model)]
 
     async def load(self) -> Load:
-        return await self.client.load(load_metrics(self.options.metrics_url) if self.options.metrics_url else None)
+        return await self.client.load(self._load_metrics)
+
+    async def version(self) -> str:
+        return read_text(self.engine, await self.client.get("/v2"), "version")
 
     def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
         return choices_apart(self._generate_choice, request, request_id=request_id)

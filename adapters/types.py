@@ -207,6 +207,12 @@ class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("Give `prompt` or `messages`, one of the two")
 
+    def as_generation(self) -> GenerateRequest:
+        """The generation whose prompt is asked for."""
+        if self.messages is not None:
+            return ChatRequest(model=self.model, messages=self.messages)
+        return CompletionRequest(model=self.model, prompt=self.prompt or "")
+
 
 class Tokens(Struct, frozen=True):
     ids: list[int]

@@ -7,13 +7,24 @@
 - The finish reason may come with text, and `repetition` is one of its reasons for stopping.
 - The port opens after the model is loaded, so `/health` means ready; it turns 503 when the engine behind it has died.
 - Cached prompt tokens are told only with `--enable-prompt-tokens-details`, which our launch recipe sets.
+- `/tokenize` takes a text or messages, and `/detokenize` spells special tokens (serve/tokenize/protocol.py).
+- A process embeds only when it was started for it (`--runner pooling`), and then generates nothing: the option
+  `embeddings` says which of the two it is. How many `dimensions` a model allows is its own 400 to say.
 - When the client leaves, it aborts the request (serve/utils/api_utils.py).
 """
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from adapters.launch import Installable
-from adapters.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter
+from adapters.openai_http import (
+    VLLM_ROUTES,
+    EmbeddingOptions,
+    LoadMetrics,
+    OpenAIHTTPAdapter,
+    serves_embeddings_only,
+)
 from adapters.openai_wire import Dialect
 
 LIMITS = {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n"}
@@ -23,10 +34,11 @@ DETAILS = {"logprobs", "top_logprobs", "echo"}
 CHAT = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "reasoning_effort"}
 
 
-class Adapter(Installable, OpenAIHTTPAdapter[HTTPOptions]):
+class Adapter(Installable, OpenAIHTTPAdapter[EmbeddingOptions]):
     engine = "vllm"
-    Options = HTTPOptions
+    Options: ClassVar[type[EmbeddingOptions]] = EmbeddingOptions
     token_prompts = True
+    side_routes = VLLM_ROUTES
     dialect = Dialect(
         parameters=frozenset(LIMITS | SAMPLING | PENALTIES | DETAILS | CHAT),
         chat_limit="max_completion_tokens",
@@ -39,3 +51,8 @@ class Adapter(Installable, OpenAIHTTPAdapter[HTTPOptions]):
         prefix_hits="vllm:prefix_cache_hits_total",
         prefix_queries="vllm:prefix_cache_queries_total",
     )
+
+    def __init__(self, options: EmbeddingOptions) -> None:
+        super().__init__(options)
+        if options.embeddings:
+            self.capabilities = serves_embeddings_only(self.capabilities, dimensions=True)

@@ -146,8 +146,12 @@ class AsyncEngine:
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def decode(self, ids: SequenceOf[int]) -> str:
-        return self._tokenizer.decode(ids)
+    def decode(self, ids: SequenceOf[int], *, with_special_tokens: bool = False) -> str:
+        return self._tokenizer.decode(ids, with_special_tokens=with_special_tokens)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tokenizer.vocab_size
 
     # --- requests, from any event loop
 

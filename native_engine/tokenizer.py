@@ -53,11 +53,16 @@ class TextTokenizer:
             return [self.bos_token_id, *ids]
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids` without special tokens; bytes that are not UTF-8 become U+FFFD."""
-        return b"".join(self.token_bytes[token] for token in ids if token < len(self.token_bytes)).decode(
-            "utf-8", errors="replace"
+    def decode(self, ids: Sequence[int], *, with_special_tokens: bool = False) -> str:
+        """The text of `ids`, special tokens left out unless wanted; bytes that are not UTF-8 become U+FFFD."""
+        pieces = (
+            self.token_text(token).encode()
+            if with_special_tokens and token in self.special_ids
+            else self.token_bytes[token]
+            for token in ids
+            if token < len(self.token_bytes)
         )
+        return b"".join(pieces).decode("utf-8", errors="replace")
 
     @property
     def vocab_size(self) -> int:

@@ -30,7 +30,6 @@ from adapters.errors import (
     StreamInterrupted,
     UnsupportedParameter,
 )
-from adapters.openai_http import HTTPOptions
 from adapters.openai_wire import StreamReader
 from adapters.registry import adapter_class
 from adapters.types import INFORMATIONAL, ChatRequest, Chunk, CompletionRequest, Usage
@@ -702,7 +701,7 @@ async def test_a_url_with_v1_at_its_end_is_the_same_engine() -> None:
     async with Twin() as twin:
         twin.reply(CHAT, Reply.stream(events(HELLO)))
         cls = adapter_class("vllm")
-        adapter = cls(HTTPOptions(url=f"{twin.url}/v1/", model="small"))
+        adapter = cls(cls.Options(url=f"{twin.url}/v1/", model="small"))
         await adapter.start()
         assert text_of(await collect(adapter, chat())) == "Hello world"
         await adapter.close()
@@ -804,7 +803,7 @@ async def test_models_tell_their_context() -> None:
 
 def llama_body(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
     cls = adapter_class("llama_cpp")
-    body: dict[str, Any] = cls(HTTPOptions(url="http://127.0.0.1:1")).body(request, "small")  # type: ignore[attr-defined]
+    body: dict[str, Any] = cls(cls.Options(url="http://127.0.0.1:1")).body(request, "small")  # type: ignore[attr-defined]
     return body
 
 
@@ -830,7 +829,7 @@ def test_llama_cpp_gets_a_seed_of_32_bits_that_never_means_random(seed: int, sen
 
 def test_vllm_gets_a_seed_that_never_means_random() -> None:
     cls = adapter_class("vllm")
-    adapter = cls(HTTPOptions(url="http://127.0.0.1:1"))
+    adapter = cls(cls.Options(url="http://127.0.0.1:1"))
     assert [adapter.body(chat(seed=seed), "m")["seed"] for seed in (-1, 0, -2)] == [2**63 - 1, 0, -2]  # type: ignore[attr-defined]
 
 
