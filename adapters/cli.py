@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
-from collections.abc import Iterator
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import msgspec
 import typer
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from adapters.command_line import fail, parse_options, reported_errors
 from adapters.config import goodgate_home
-from adapters.errors import GoodgateError
 from adapters.launch import EngineProcess, Installable, Launchable, launch
 from adapters.model_store import DEFAULT_MODEL
+from adapters.probe_cli import probe_command
 from adapters.registry import UnknownEngine, adapter_class, engine_names
 
 app = typer.Typer(help="The engines that Goodgate can serve from.\n\nExample: goodgate engines install openvino")
 console = Console(markup=False, highlight=False)  # `goodgate[native]` is no style
-errors = Console(stderr=True, markup=False, highlight=False)
 
 Name = Annotated[str, typer.Argument(help="The engine's name, as `goodgate engines` lists it.")]
 
@@ -41,12 +38,17 @@ class EngineRow(msgspec.Struct, frozen=True):
 def list_engines(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_matrix: Annotated[bool, typer.Option("--matrix", help="What each engine offers, capability by engine.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the matrix as Markdown.")] = False,
 ) -> None:
     """List the engines: can each run on this machine, in which version, and how to get it.
 
-    Example: goodgate engines --json
+    Example: goodgate engines --matrix
     """
     if context.invoked_subcommand is not None:
+        return
+    if as_matrix or as_markdown:
+        show_matrix(as_json=as_json, as_markdown=as_markdown)
         return
     rows = [describe(name) for name in engine_names()]
     if as_json:
@@ -59,6 +61,26 @@ def list_engines(
         runs = {True: Text("yes", style="green"), False: Text("not yet"), None: Text("by url")}[row.local]
         table.add_row(row.engine, runs, row.version or "-", row.how)
     console.print(table)
+
+
+def show_matrix(*, as_json: bool, as_markdown: bool) -> None:
+    """What the adapters declare: nothing is asked of an engine."""
+    from adapters import matrix  # makes every adapter, which a mere list need not
+
+    columns = matrix.all_columns()
+    if as_json:
+        typer.echo(matrix.as_json(columns).decode())
+    elif as_markdown:
+        typer.echo(matrix.as_markdown(columns))
+    else:
+        for table in matrix.as_tables(columns, console.width):
+            console.print(table)
+            console.print()
+        for line in matrix.legend(columns):
+            console.print(line, soft_wrap=True)
+
+
+app.command("probe")(probe_command)
 
 
 @app.command()
@@ -135,33 +157,3 @@ def describe(name: str) -> EngineRow:
         return EngineRow(name, None, "", "start it yourself and name its `url` in the configuration")
     state = adapter.installed(goodgate_home())
     return EngineRow(name, state.available, state.version, "" if state.available else state.how)
-
-
-def parse_options(pairs: list[str]) -> dict[str, Any]:
-    """`["threads=2", "enforce_eager=true"]` -> `{"threads": 2, "enforce_eager": True}`, values read as YAML scalars."""
-    options = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not key or not equals:
-            raise typer.BadParameter(f"{pair!r} is not of the form key=value.", param_hint="--option")
-        try:
-            options[key] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError):
-            raise typer.BadParameter(f"{value!r} is not a value; quote it.", param_hint="--option") from None
-    return options
-
-
-@contextlib.contextmanager
-def reported_errors() -> Iterator[None]:
-    """Expected failures as one message on stderr: exit code 2 for a wrong name, 1 for what went wrong."""
-    try:
-        yield
-    except UnknownEngine as error:
-        fail(str(error), code=2)
-    except GoodgateError as error:
-        fail(error.message)
-
-
-def fail(message: str, code: int = 1) -> NoReturn:
-    errors.print(message, style="red", soft_wrap=True)
-    raise typer.Exit(code)

@@ -3,9 +3,8 @@
     columns = all_columns()                   # one for each engine, and for each route or dialect of it
     print(as_markdown(columns))
 
-An adapter is made for each column, with the options that documentation names and without a connection. Where an option
-widens what the adapter offers, it is made once more with that option, so a cell has three states: offered, offered with
-an option, not offered. Nothing here is written by hand but which options those are.
+An adapter is made for each column, without a connection, and once more for each option that may widen what it offers.
+So a cell has three states: offered, offered with an option, not offered. Nothing in the cells is written by hand.
 """
 
 from __future__ import annotations
@@ -30,31 +29,14 @@ NOWHERE = "http://127.0.0.1:9"  # the discard port: an adapter is made for a url
 A_MODEL = "model"  # likewise: a name, never looked up
 
 
-class Variant(Struct, frozen=True, kw_only=True):
-    """One column of an engine. `fixed` makes the column what it is, `more` is what may be switched on beside it."""
-
-    name: str = ""  # of the route or dialect; empty where the engine has one
-    fixed: Options = {}
-    more: Options = {}
-
-
-_TEMPLATE = {"chat_template": A_MODEL}
-VARIANTS: Mapping[str, tuple[Variant, ...]] = {
-    "openai_compatible": (Variant(more={"token_prompts": True}),),
-    "sglang": (
-        Variant(name="openai", fixed={"route": "openai"}),
-        Variant(name="native", fixed={"route": "native"}, more=_TEMPLATE),
-    ),
-    "tensorrt_llm": (Variant(more={"guided_decoding": True}),),
-    "tgi": (
-        Variant(name="generate", fixed={"route": "generate"}, more=_TEMPLATE),
-        Variant(name="openai", fixed={"route": "openai"}),
-    ),
-    "triton_server": (
-        Variant(name="llmapi", fixed={"dialect": "llmapi"}, more={**_TEMPLATE, "metrics_url": NOWHERE}),
-        Variant(name="ensemble", fixed={"dialect": "ensemble"}, more={**_TEMPLATE, "metrics_url": NOWHERE}),
-    ),
-}  # fmt: skip
+# Columns of engines with several routes or dialects: the options that choose one. The others have one column.
+VARIANTS: Mapping[str, Mapping[str, Options]] = {
+    "sglang": {"openai": {"route": "openai"}, "native": {"route": "native"}},
+    "tgi": {"generate": {"route": "generate"}, "openai": {"route": "openai"}},
+    "triton_server": {"llmapi": {"dialect": "llmapi"}, "ensemble": {"dialect": "ensemble"}},
+}
+# What to try of options that are no switch. Switches are found, and tried, by themselves.
+TRIED: Options = {"chat_template": A_MODEL, "metrics_url": NOWHERE}
 
 
 class Offer(StrEnum):
@@ -73,14 +55,13 @@ LEGEND = {
 
 
 class Column(Struct, frozen=True, kw_only=True):
-    """One engine, or one route of it: what its adapter offers as it comes, and at most."""
+    """One engine, or one route of it: what its adapter offers as it comes, and with each option that widens it."""
 
     engine: str
     variant: str
     start: str  # how one gets a running engine
-    options: tuple[str, ...]  # those that widen the offer
     plain: Capabilities
-    widest: Capabilities
+    wider: Mapping[str, Capabilities]  # by option
 
     @property
     def name(self) -> str:
@@ -105,6 +86,7 @@ ROUTES = {
     "chat": "chat",
     "completions": "completions",
     "embeddings": "embeddings",
+    "dimensions": "chosen dimensions",
     "tokenize": "tokenise a text",
     "tokenize_chat": "tokenise a chat",
     "detokenize": "detokenise",
@@ -159,7 +141,7 @@ def _tells(field: str) -> Callable[[Capabilities], bool]:
 def offer(row: Row, column: Column) -> Offer:
     if row.is_in(column.plain):
         return Offer.YES
-    return Offer.OPTION if row.is_in(column.widest) else Offer.NO
+    return Offer.OPTION if any(map(row.is_in, column.wider.values())) else Offer.NO
 
 
 # ------------------------------------------------------------------------------------------------------------- columns
@@ -172,15 +154,32 @@ def all_columns() -> list[Column]:
 
 
 def columns_of(adapter: AdapterClass, engine: str) -> Iterator[Column]:
-    for variant in VARIANTS.get(engine, (Variant(),)):
+    for variant, fixed in VARIANTS.get(engine, {"": {}}).items():
+        plain = capabilities(adapter, fixed)
         yield Column(
             engine=engine,
-            variant=variant.name,
+            variant=variant,
             start=how_started(adapter),
-            options=tuple(variant.more),
-            plain=capabilities(adapter, variant.fixed),
-            widest=capabilities(adapter, {**variant.fixed, **variant.more}),
+            plain=plain,
+            wider={
+                option: offered
+                for option, value in options_to_try(adapter)
+                if is_more(offered := capabilities(adapter, {**fixed, option: value}), plain)
+            },
         )
+
+
+def options_to_try(adapter: AdapterClass) -> Iterator[tuple[str, Any]]:
+    """Every switch that is off, switched on; and the others that may widen an offer."""
+    for field in msgspec.structs.fields(adapter.Options):
+        if field.default is False:
+            yield field.name, True
+        elif field.name in TRIED:
+            yield field.name, TRIED[field.name]
+
+
+def is_more(offered: Capabilities, plain: Capabilities) -> bool:
+    return any(row.is_in(offered) and not row.is_in(plain) for _, rows in groups() for row in rows)
 
 
 BY_URL = "by url"
@@ -211,7 +210,7 @@ def as_json(columns: Sequence[Column]) -> bytes:
             "engine": column.engine,
             "variant": column.variant,
             "start": column.start,
-            "options": column.options,
+            "options": list(column.wider),
             "offers": {group: {row.name: offer(row, column) for row in rows} for group, rows in groups()},
         }
         for column in columns
@@ -236,7 +235,7 @@ def _markdown_row(*cells: str) -> str:
 def legend(columns: Sequence[Column]) -> list[str]:
     """What the marks mean, and which options "opt" speaks of."""
     marks = "; ".join(f"`{mark}` {meaning}" for mark, meaning in LEGEND.items())
-    options = "; ".join(f"{column.name}: {', '.join(column.options)}" for column in columns if column.options)
+    options = "; ".join(f"{column.name}: {', '.join(column.wider)}" for column in columns if column.wider)
     return [f"{marks}.", f"Options: {options}."] if options else [f"{marks}."]
 
 

@@ -2,8 +2,8 @@
 
     report = await probe(adapter, on_step=print)
 
-What is declared is asked of the adapter as it is. What is not declared is asked of a copy that has been told to let
-everything through, where the adapter speaks OpenAI: a capability that works and is not declared is one that callers are refused for no reason.
+What is declared is asked of the adapter as it is. What is not declared is asked of a copy that lets everything through,
+where the adapter speaks OpenAI: what works and is not declared is refused to callers for no reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from adapters.base import Capabilities, EngineAdapter, ModelInfo
 from adapters.errors import EngineUnavailable, GoodgateError, UnsupportedParameter
 from adapters.matrix import groups, request_fields
 from adapters.openai_http import OpenAIHTTPAdapter
-from adapters.probing.answers import Answer, Lab
+from adapters.probing.answers import Answer, Lab, fold
 from adapters.probing.life import PROMISES  # which registers its proofs
 from adapters.probing.proofs import BRIEF, PROOFS, QUESTION, STORY
 from adapters.probing.verdicts import Observation, Seen, Verdict, from_error, judge, unclear
@@ -78,7 +78,8 @@ def tasks(capabilities: Capabilities) -> list[Task]:
         for row in in_group
         if row.key in PROOFS or row.is_in(capabilities)
     ]
-    return rows + [Task("promises", name, name, True) for name in PROMISES]
+    generates = capabilities.chat or capabilities.completions
+    return rows + [Task("promises", name, name, True) for name in PROMISES if generates]
 
 
 async def probe(
@@ -135,7 +136,10 @@ async def served_model(adapter: EngineAdapter[Any]) -> ModelInfo:
 
 async def fresh_answer(lab: Lab, number: int) -> Answer:
     """A short answer, for its time to first token. The number comes first, so that no prefix of the text is cached."""
-    if lab.adapter.capabilities.chat:
+    capabilities = lab.adapter.capabilities
+    if not (capabilities.chat or capabilities.completions):
+        return fold([])  # it embeds, and that has no first token
+    if capabilities.chat:
         return await lab.chat(f"{number}. {QUESTION}", **BRIEF)
     return await lab.complete(f"{number}. {STORY}", **BRIEF)
 
@@ -165,7 +169,8 @@ async def observe(task: Task, lab: Lab, deadline: float) -> Observation:
 
 async def widened(lab: Lab) -> Lab:
     """The same engine through an adapter that lets every field pass, where an adapter has words for more at all."""
-    if not isinstance(lab.adapter, OpenAIHTTPAdapter):
+    capabilities = lab.adapter.capabilities
+    if not isinstance(lab.adapter, OpenAIHTTPAdapter) or not (capabilities.chat or capabilities.completions):
         return lab
     adapter = type(lab.adapter)(lab.adapter.options)
     everything = request_fields()

@@ -14,6 +14,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from adapters.errors import InvalidRequest
 from adapters.probing.answers import Answer, Choice, Lab
 from adapters.probing.verdicts import Observation, honoured, honoured_if, ignored, unclear
 from adapters.types import EmbeddingRequest, TokenizeRequest
@@ -27,6 +28,7 @@ SHORT_QUESTIONS = ("Say yes.", "Hi", "What is the capital of France? Answer in o
 SHORT_LIMIT = 48
 BRIEF: Mapping[str, Any] = {"temperature": 0, "max_tokens": 16}
 HOT: Mapping[str, Any] = {"temperature": 1.5, "max_tokens": 16}
+DIMENSIONS = 32
 SEEDS = (12, 13, 14)
 
 PROOFS: dict[str, Proof] = {}
@@ -120,6 +122,15 @@ async def embeddings(lab: Lab) -> Observation:
     request = EmbeddingRequest(model=lab.model, input=[STORY, REPEATING, STORY])
     answer = await lab.adapter.embed(request)
     return meaningful_vectors(answer.vectors, answer.prompt_tokens)
+
+
+@proves("dimensions")
+async def dimensions(lab: Lab) -> Observation:
+    try:
+        answer = await lab.adapter.embed(EmbeddingRequest(model=lab.model, input=[STORY], dimensions=DIMENSIONS))
+    except InvalidRequest as error:
+        return unclear(f"this model's size is fixed: {error.message}")
+    return honoured_if(len(answer.vectors[0]) == DIMENSIONS, f"{len(answer.vectors[0])} numbers of {DIMENSIONS}")
 
 
 def meaningful_vectors(vectors: Sequence[Sequence[float]], num_tokens: int) -> Observation:

@@ -14,7 +14,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from adapters.cli import app, parse_options
+from adapters.cli import app
+from adapters.command_line import parse_options
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,0 +1,102 @@
+"""Which engine answers at a url? A few GETs, and a pure reading of what came back.
+
+    found = await recognise("http://127.0.0.1:8000")
+    found.engine, found.why                   # "vllm", "its list of models says owned_by vllm"
+
+Engines say who they are in their list of models, or in a route that no other has. Where nothing tells them apart the
+answer is `openai_compatible`, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from adapters.errors import EngineUnavailable
+
+TIMEOUT_S = 5.0
+MAX_BYTES = 1 << 20
+PATHS = ("/v1/models", "/info", "/props", "/v2", "/model_info")
+UNSURE = "openai_compatible"
+
+# Engines that sign their list of models: vLLM, SGLang, TensorRT-LLM, llama.cpp, and those of ours.
+OWNERS = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "tensorrt_llm": "tensorrt_llm",
+    "llamacpp": "llama_cpp",
+    "openvino": "openvino",
+    "goodgate": "goodgate_peer",
+}
+# A route that one engine alone has, and a key of its answer.
+LANDMARKS = (
+    ("/v2", "extensions", "triton_server"),
+    ("/info", "max_total_tokens", "tgi"),
+    ("/props", "default_generation_settings", "llama_cpp"),
+    ("/model_info", "is_generation", "sglang"),
+)
+
+
+class Recognised(Struct, frozen=True):
+    engine: str
+    why: str
+
+
+async def recognise(url: str, headers: Mapping[str, str] | None = None) -> Recognised:
+    """Raises `EngineUnavailable` when nobody answers."""
+    return tell(await ask_around(url.rstrip("/").removesuffix("/v1"), headers or {}))
+
+
+def tell(answers: Mapping[str, Any]) -> Recognised:
+    """The engine that gave these answers, by path; routes that it lacks are absent."""
+    owners = owners_of(answers.get("/v1/models"))
+    for owner in owners:
+        if owner in OWNERS:
+            return Recognised(OWNERS[owner], f"its list of models says owned_by {owner}")
+    for path, key, engine in LANDMARKS:
+        answer = answers.get(path)
+        if isinstance(answer, dict) and key in answer:
+            return Recognised(engine, f"its {path} tells {key}")
+    seen = f"owned_by {', '.join(owners)}" if owners else "no owner that is known"
+    return Recognised(
+        UNSURE, f"nothing tells it apart ({seen}), so it is taken as any OpenAI endpoint; --engine names it"
+    )
+
+
+def owners_of(listing: Any) -> list[str]:
+    models = listing.get("data") if isinstance(listing, dict) else None
+    owners = [model.get("owned_by") for model in models or () if isinstance(model, dict)]
+    return sorted({owner for owner in owners if isinstance(owner, str) and owner})
+
+
+async def ask_around(url: str, headers: Mapping[str, str]) -> dict[str, Any]:
+    """The decoded JSON of each path that answers 200 with some."""
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout, headers=dict(headers)) as client:
+        replies = await asyncio.gather(*(_get(client, url + path) for path in PATHS), return_exceptions=True)
+    failures = [reply for reply in replies if isinstance(reply, BaseException)]
+    if len(failures) == len(replies):
+        reason = str(failures[0]) or type(failures[0]).__name__
+        raise EngineUnavailable(f"Nothing answers at {url}: {reason}. Start the engine, or check the address.")
+    return {
+        path: reply
+        for path, reply in zip(PATHS, replies, strict=True)
+        if reply is not None and not isinstance(reply, BaseException)
+    }
+
+
+async def _get(client: aiohttp.ClientSession, url: str) -> Any:
+    """The JSON at `url`; None where there is none."""
+    async with client.get(url, allow_redirects=False) as response:
+        body = await response.content.read(MAX_BYTES)
+    if response.status != 200:
+        return None
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
