@@ -1,7 +1,7 @@
 """Chat templates: a model's own Jinja text that turns messages into the prompt it was trained on.
 
     template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
-    prompt = template.render([{"role": "user", "content": "Hi"}])
+    prompt = template.render([{"role": "user", "content": "Hi"}], tools=[...])   # tools where it `renders_tools`
 
 Templates behave as they do in transformers (trim_blocks, lstrip_blocks, loop controls, `raise_exception`,
 `strftime_now`, `tojson` that does not escape HTML, `{% generation %}`). They come out of model files and are not
@@ -10,7 +10,7 @@ a sandbox keeps a template from the system but not from the memory. What is not 
 the messages themselves.
 
 Tokenizers take the spelling of a special token for the token. What a caller writes must not open a new turn that way,
-so a prompt can be had in pieces, to be encoded one by one: they are cut inside each such spelling in a message.
+so a prompt can be had in pieces, to be encoded one by one: they are cut inside each such spelling in a message or tool.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -48,16 +48,24 @@ class ChatTemplate:
         if len(source) > MAX_SOURCE_CHARS:
             raise EngineUnavailable(f"The model's chat template is longer than {MAX_SOURCE_CHARS} characters.")
         try:
-            self._template = _compiled(source)
+            self._template, self.renders_tools = _compiled(source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise EngineUnavailable(f"The model's chat template is not valid: {error}.") from error
+        self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._now = now
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The prompt. Raises `InvalidRequest` where the template refuses the messages or fails on them."""
         variables = {
             "messages": messages,
+            "tools": tools or None,  # templates ask whether it is none
             "add_generation_prompt": add_generation_prompt,
             "strftime_now": lambda pattern: self._now().strftime(pattern),
             "range": _RangeBudget(),
@@ -78,13 +86,20 @@ class ChatTemplate:
             raise InvalidRequest(reason, param="messages") from error
         return "".join(pieces)
 
-    def render_pieces(self, messages: Sequence[Mapping[str, Any]], reserved: Iterable[str]) -> list[str]:
+    def render_pieces(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        reserved: Iterable[str],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[str]:
         """The prompt in pieces; joined they are the prompt. No `reserved` spelling of a message lies whole in one."""
         spellings = "|".join(re.escape(text) for text in reserved if len(text) > 1)
         if not spellings:
-            return [self.render(messages)]
+            return [self.render(messages, tools=tools)]
         first_of_spelling = re.compile(f"(?={spellings}).", re.DOTALL)  # looks ahead: they may overlap
-        cut = f"\x00{secrets.token_hex(16)}\x00"  # nobody can guess it, so nobody has written it
+        # Nobody can guess it, so nobody has written it; of characters that `tojson` leaves as they are.
+        cut = f"\ue000{secrets.token_hex(16)}\ue000"
 
         def with_cuts(value: Any) -> Any:
             if isinstance(value, str):
@@ -93,7 +108,7 @@ class ChatTemplate:
                 return {key: with_cuts(each) for key, each in value.items()}
             return [with_cuts(each) for each in value] if isinstance(value, list) else value
 
-        return self.render([with_cuts(message) for message in messages]).split(cut)
+        return self.render(with_cuts(list(messages)), tools=with_cuts(list(tools or ()))).split(cut)
 
 
 class _Refused(Exception):
@@ -160,8 +175,16 @@ def _raise_exception(message: object) -> NoReturn:
     raise _Refused(str(message))
 
 
-def _tojson(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter with the parameters that it has in transformers."""
+    plain = list(value) if isinstance(value, Iterator) else value  # of `map` and its like
+    return json.dumps(plain, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _environment() -> _Sandbox:
@@ -173,5 +196,9 @@ def _environment() -> _Sandbox:
 
 
 @lru_cache(maxsize=16)  # compiling takes milliseconds, and replicas of one model share a template
-def _compiled(source: str) -> jinja2.Template:
-    return _environment().from_string(source)
+def _compiled(source: str) -> tuple[jinja2.Template, bool]:
+    """The template, and whether it makes anything of `tools`."""
+    environment = _environment()
+    tree = environment.parse(source)
+    renders_tools = any(name.name == "tools" and name.ctx == "load" for name in tree.find_all(nodes.Name))
+    return environment.from_string(source), renders_tools
