@@ -5,17 +5,21 @@
 
 In process it is an adapter like any other, and the shortest example of one; `python -m adapters.fake_server` serves
 the same dials over HTTP. Equal prompt, seed and choice give equal text. Which request fails is a function of `seed`
-and the request's id alone, so a run can be repeated. A token is one word.
+and the request's id alone, so a run can be repeated (an embedding, which has no id, is known by its inputs). A token is
+one word; those that it says are its vocabulary, and any other has an id of its own but reads back as `<unk>`. Vectors
+count words: texts that share them lie close.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
 import zlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -23,9 +27,26 @@ import msgspec
 from msgspec import Meta, Struct
 
 from adapters.base import Capabilities, EngineAdapter, EngineOptions, Health, Load, ModelInfo
-from adapters.errors import ContextLengthExceeded, EngineFailed, EngineUnavailable, Overloaded, StreamInterrupted
+from adapters.errors import (
+    ContextLengthExceeded,
+    EngineFailed,
+    EngineUnavailable,
+    InvalidRequest,
+    Overloaded,
+    StreamInterrupted,
+)
 from adapters.launch import Installation, Launchable, LaunchSpec
-from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Usage
+from adapters.types import (
+    ChatRequest,
+    Chunk,
+    EmbeddingRequest,
+    Embeddings,
+    FinishReason,
+    GenerateRequest,
+    TokenizeRequest,
+    Tokens,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from adapters.model_store import Model
@@ -41,6 +62,9 @@ WORDS = (
     "reads", "moves", "waits", "opens", "under", "over", "near", "after", "before", "with", "and", "then", "so",
 )
 # fmt: on
+KNOWN = {word: number for number, word in enumerate(WORDS)}
+UNKNOWN = "<unk>"
+MAX_DIMENSIONS = 4096
 
 
 class FakeOptions(EngineOptions):
@@ -55,6 +79,7 @@ class FakeOptions(EngineOptions):
     max_concurrent: Annotated[int, Meta(ge=0)] = 0  # requests served at a time, the rest queue in order; 0 = no limit
     max_queued: Annotated[int, Meta(ge=0)] = 1_000_000  # longer queues are refused
     max_model_len: Annotated[int, Meta(ge=1)] = 32_768
+    dimensions: Annotated[int, Meta(ge=1, le=MAX_DIMENSIONS)] = 64  # of a vector, where the request does not say
     seed: int = 0
 
 
@@ -77,6 +102,12 @@ class Adapter(Launchable, EngineAdapter[FakeOptions]):
             | {"temperature", "top_p", "top_k", "min_p"}
             | {"presence_penalty", "frequency_penalty", "repetition_penalty"}
         ),
+        embeddings=True,
+        dimensions=True,
+        tokenize=True,
+        tokenize_chat=True,
+        detokenize=True,
+        load=frozenset({"running", "waiting"}),
     )
 
     def __init__(self, options: FakeOptions) -> None:
@@ -120,10 +151,36 @@ class Adapter(Launchable, EngineAdapter[FakeOptions]):
     async def load(self) -> Load:
         return Load(running=self._num_running, waiting=self._num_waiting)
 
-    async def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
-        self.check_parameters(request)
+    async def version(self) -> str:
+        return version("goodgate")
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        self._check_started()
+        size = request.dimensions if isinstance(request.dimensions, int) else self.options.dimensions
+        if size > MAX_DIMENSIONS:
+            raise InvalidRequest(f"The fake engine has at most {MAX_DIMENSIONS} dimensions.", param="dimensions")
+        inputs = [each if isinstance(each, list) else ids_of(each) for each in request.input]
+        fault = fault_of(str(inputs), self.options)
+        async with self._slot():
+            await asyncio.sleep(self.options.ttft_ms / 1000)
+            await _embedding_fault(fault)
+            return Embeddings([vector_of(ids, size) for ids in inputs], sum(map(len, inputs)))
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        self._check_started()
+        return Tokens(ids_of(prompt_text(request.as_generation())), self.options.max_model_len)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        self._check_started()
+        return " ".join(WORDS[number] if number < len(WORDS) else UNKNOWN for number in ids)
+
+    def _check_started(self) -> None:
         if not self._is_started:
             raise EngineUnavailable("The fake engine is not started.")
+
+    async def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
+        self.check_parameters(request)
+        self._check_started()
         num_prompt_tokens = count_prompt_tokens(request)
         _check_context(num_prompt_tokens, request, self.options)
         answers = [answer(request, self.options, index) for index in range(request.num_choices)]
@@ -154,8 +211,7 @@ class Adapter(Launchable, EngineAdapter[FakeOptions]):
 
 async def _paced(answers: list[Answer], fault: FaultKind | None, dials: FakeOptions) -> AsyncGenerator[Chunk, None]:
     """The pieces of all choices, each at its moment. Moments are set from the start, so lateness does not add up."""
-    if fault == "overloaded":
-        raise Overloaded("The fake engine was told to be overloaded.", retry_after_s=1)
+    _check_overload(fault)
     started = time.monotonic()
     num_steps = max(len(each.pieces) for each in answers)
     for step in range(num_steps):
@@ -166,6 +222,18 @@ async def _paced(answers: list[Answer], fault: FaultKind | None, dials: FakeOpti
             if step < len(each.pieces):
                 is_last = step + 1 == len(each.pieces)
                 yield Chunk(index=index, text=each.pieces[step], finish_reason=each.finish_reason if is_last else None)
+
+
+async def _embedding_fault(fault: FaultKind | None) -> None:
+    """An embedding is one piece, so every kind of fault comes instead of it."""
+    _check_overload(fault)
+    if fault is not None:
+        await _fail(fault)
+
+
+def _check_overload(fault: FaultKind | None) -> None:
+    if fault == "overloaded":
+        raise Overloaded("The fake engine was told to be overloaded.", retry_after_s=1)
 
 
 async def _sleep_until(moment: float) -> None:
@@ -232,6 +300,20 @@ def prompt_text(request: GenerateRequest) -> str:
 
 def count_prompt_tokens(request: GenerateRequest) -> int:
     return len(prompt_text(request).split())
+
+
+def ids_of(text: str) -> list[int]:
+    return [KNOWN.get(word, len(WORDS) + zlib.crc32(word.encode()) % 2**30) for word in text.split()]
+
+
+def vector_of(ids: Sequence[int], size: int) -> list[float]:
+    """Feature hashing: each word adds one to a dimension of its own, up or down; of length 1."""
+    counts = [0.0] * size
+    for token in ids:
+        place = zlib.crc32(token.to_bytes(8, "big"))
+        counts[place // 2 % size] += 1 if place % 2 else -1
+    length = math.hypot(*counts)
+    return [count / length for count in counts] if length else [1.0] + [0.0] * (size - 1)
 
 
 def _check_context(num_prompt_tokens: int, request: GenerateRequest, dials: FakeOptions) -> None:

@@ -2,11 +2,12 @@
 
     python -m adapters.fake_server --port 0 --ttft-ms 50 --itl-ms 10 --tokens 64 --record sent.jsonl
 
-It speaks OpenAI's chat and completions, prints its port as the first line on stdout, and stops on SIGINT and SIGTERM.
-With `--record` it writes one JSON line a request (`Record`), holding when each token left, in nanoseconds of
-CLOCK_MONOTONIC taken just before the write: a client on the same machine cannot truthfully claim to have seen a byte
-earlier than that. The key is the request's `x-request-id` header. HTTP is written by hand, on one asyncio protocol,
-so that no framework's buffering stands between the stamp and the socket.
+It speaks OpenAI's chat, completions and embeddings, and vLLM's `/tokenize`, `/detokenize` and `/version`. It prints its
+port as the first line on stdout, and stops on SIGINT and SIGTERM. With `--record` it writes one JSON line a generation
+(`Record`), holding when each token left, in nanoseconds of CLOCK_MONOTONIC taken just before the write: a client on the
+same machine cannot truthfully claim to have seen a byte earlier than that. The key is the request's `x-request-id`
+header. HTTP is written by hand, on one asyncio protocol, so that no framework's buffering stands between the stamp and
+the socket.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, get_args
 
@@ -29,6 +30,14 @@ from msgspec import UNSET, Struct
 from adapters import sse
 from adapters.errors import EngineError, GoodgateError, InvalidRequest, ModelNotFound, StreamInterrupted
 from adapters.fake import Adapter, FakeOptions, FaultKind
+from adapters.side_answers import (
+    decode_detokenize,
+    decode_embedding,
+    decode_tokenize,
+    embedding_answer,
+    text_answer,
+    tokens_answer,
+)
 from adapters.types import ChatRequest, Chunk, GenerateRequest, Usage, decode_chat, decode_completion
 
 MAX_HEAD_BYTES = 64 << 10
@@ -137,6 +146,11 @@ class Server:
         self._record = record
         self.connections: set[Connection] = set()
         self._listener: asyncio.Server
+        self._questions: dict[str, Callable[[bytes], Awaitable[bytes]]] = {
+            "/v1/embeddings": self._embed,
+            "/tokenize": self._tokenize,
+            "/detokenize": self._detokenize,
+        }
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port."""
@@ -155,6 +169,10 @@ class Server:
     async def answer(self, request: HTTPRequest, connection: Connection) -> None:
         if request.method == "POST" and request.path in _DECODERS:
             await self._generate(request, connection)
+        elif request.method == "POST" and request.path in self._questions:
+            await self._ask(self._questions[request.path], request.body, connection)
+        elif request.method == "GET" and request.path == "/version":
+            connection.write(_plain(200, msgspec.json.encode({"version": await self._engine.version()})))
         elif request.method == "GET" and request.path == "/health":
             connection.write(_plain(200, b"{}"))
         elif request.method == "GET" and request.path == "/v1/models":
@@ -167,6 +185,33 @@ class Server:
         else:
             error = InvalidRequest(f"No such route: {request.method} {request.path}.")
             connection.write(_plain(404, _error_body(error)))
+
+    async def _ask(self, question: Callable[[bytes], Awaitable[bytes]], body: bytes, connection: Connection) -> None:
+        try:
+            connection.write(_plain(200, await question(body)))
+        except StreamInterrupted:
+            connection.abort()
+        except GoodgateError as error:
+            connection.write(_plain(_status(error), _error_body(error)))
+
+    async def _embed(self, data: bytes) -> bytes:
+        body = decode_embedding(data)
+        self._check_model(body.model)
+        return embedding_answer(await self._engine.embed(body.request()), body.model, body.format)
+
+    async def _tokenize(self, data: bytes) -> bytes:
+        body = decode_tokenize(data)
+        self._check_model(body.model)
+        return tokens_answer(await self._engine.tokenize(body.request(self._dials.model)))
+
+    async def _detokenize(self, data: bytes) -> bytes:
+        body = decode_detokenize(data)
+        self._check_model(body.model)
+        return text_answer(await self._engine.detokenize(body.tokens))
+
+    def _check_model(self, model: str | None) -> None:
+        if model not in (None, self._dials.model):
+            raise ModelNotFound(f"The fake engine serves {self._dials.model!r}, not {model!r}.", param="model")
 
     async def _generate(self, request: HTTPRequest, connection: Connection) -> None:
         request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
@@ -187,8 +232,7 @@ class Server:
 
     async def _reply(self, request: HTTPRequest, connection: Connection, record: Record) -> None:
         body = _DECODERS[request.path](request.body)
-        if body.model != self._dials.model:
-            raise ModelNotFound(f"The fake engine serves {self._dials.model!r}, not {body.model!r}.", param="model")
+        self._check_model(body.model)
         wire = Wire(body, record.request_id)
         async with contextlib.aclosing(self._engine.generate(body, request_id=record.request_id)) as chunks:
             if body.is_stream:
@@ -205,8 +249,7 @@ class Server:
             connection.write(_chunk(sse.encode(_error_body(error))) + _LAST_CHUNK)
         else:
             record.headers_ns = time.monotonic_ns()
-            status = 500 if isinstance(error, EngineError) else error.status
-            connection.write(_plain(status, _error_body(error)))
+            connection.write(_plain(_status(error), _error_body(error)))
 
 
 async def _stream(chunks: AsyncGenerator[Chunk, None], wire: Wire, connection: Connection, record: Record) -> None:
@@ -314,6 +357,10 @@ def _plain(status: int, body: bytes, content_type: str = "application/json") -> 
     phrase = http.HTTPStatus(status).phrase
     head = f"HTTP/1.1 {status} {phrase}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
+
+
+def _status(error: GoodgateError) -> int:
+    return 500 if isinstance(error, EngineError) else error.status
 
 
 def _error_body(error: GoodgateError) -> bytes:

@@ -2,10 +2,10 @@
 
     python -m adapters.openvino_server --model FILE.gguf --served-model-name NAME --port 8000
 
-Routes: `/v1/chat/completions` and `/v1/completions` (streaming or not), `/v1/models`, `/health`, `/metrics`. The port
-opens when the model is loaded. Fields that OpenVINO cannot honour are refused by name. A client that leaves stops its
-work. The pipeline runs in a process of its own (adapters/openvino_worker.py); this one speaks HTTP and turns text into
-token ids and back.
+Routes: `/v1/chat/completions` and `/v1/completions` (streaming or not), `/tokenize` and `/detokenize` as vLLM has them,
+`/v1/models`, `/version`, `/health`, `/metrics`. The port opens when the model is loaded. Fields that OpenVINO cannot
+honour are refused by name. A client that leaves stops its work. The pipeline runs in a process of its own
+(adapters/openvino_worker.py); this one speaks HTTP and turns text into token ids and back.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ from adapters.errors import (
     ModelNotFound,
     UnsupportedParameter,
 )
-from adapters.openvino_text import ModelText, TextStream
+from adapters.openvino_text import ModelText, TextStream, library_version
 from adapters.openvino_worker import Generation, Job, PipelineProcess, Settings
+from adapters.side_answers import decode_detokenize, decode_tokenize, text_answer, tokens_answer
 from adapters.types import (
     INFORMATIONAL,
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
+    Tokens,
     decode_chat,
     decode_completion,
     set_fields,
@@ -121,7 +123,10 @@ class Server:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[answer_errors])
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/completions", self.complete)
+        app.router.add_post("/tokenize", self.tokenize)
+        app.router.add_post("/detokenize", self.detokenize)
         app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/version", self.version)
         app.router.add_get("/health", self.health)
         app.router.add_get("/metrics", self.metrics)
         return app
@@ -136,10 +141,30 @@ class Server:
         self._check(body, "prompt")
         return await self._answer(request, body, self._prompt_ids(body), CompletionShape(self._name))
 
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = decode_tokenize(await request.read())
+        self._check_model(body.model)
+        asked = body.request(self._name)
+        generation = asked.as_generation()
+        if isinstance(generation, ChatRequest):
+            ids = self._chat_ids(generation)
+        else:
+            ids = self._text.encode(asked.prompt or "", add_special_tokens=asked.add_special_tokens)
+        return _json(tokens_answer(Tokens(ids, self._max_model_len)))
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        body = decode_detokenize(await request.read())
+        self._check_model(body.model)
+        self._check_ids(body.tokens, "tokens")
+        return _json(text_answer(self._text.decode(body.tokens)))
+
+    async def version(self, _: web.Request) -> web.Response:
+        return _json(_encode({"version": library_version()}))
+
     async def models(self, _: web.Request) -> web.Response:
         model = {"id": self._name, "object": "model", "created": self._created, "owned_by": ENGINE}
         body = {"object": "list", "data": [{**model, "max_model_len": self._max_model_len}]}
-        return web.Response(body=_encode(body), content_type="application/json")
+        return _json(_encode(body))
 
     async def health(self, _: web.Request) -> web.Response:
         return web.Response(status=503 if self._pipeline.ended.is_set() else 200)
@@ -151,11 +176,18 @@ class Server:
         return web.Response(text="".join(lines))
 
     def _check(self, body: GenerateRequest, prompt_field: str) -> None:
-        if body.model != self._name:
-            raise ModelNotFound(f"There is no model {body.model!r} here, only {self._name!r}.", param="model")
+        self._check_model(body.model)
         for field in sorted(set_fields(body) - SUPPORTED - {prompt_field}):
             if not is_default(field, getattr(body, field)):
                 raise UnsupportedParameter(field, ENGINE)
+
+    def _check_model(self, model: str | None) -> None:
+        if model not in (None, self._name):
+            raise ModelNotFound(f"There is no model {model!r} here, only {self._name!r}.", param="model")
+
+    def _check_ids(self, ids: list[int], field: str) -> None:
+        if any(token >= len(self._text.pieces) for token in ids):
+            raise InvalidRequest(f"Token ids end at {len(self._text.pieces) - 1}.", param=field)
 
     def _chat_ids(self, body: ChatRequest) -> list[int]:
         if self._text.template is None:
@@ -166,8 +198,7 @@ class Server:
     def _prompt_ids(self, body: CompletionRequest) -> list[int]:
         if isinstance(body.prompt, str):
             return self._text.encode(body.prompt, add_special_tokens=True)
-        if any(token >= len(self._text.pieces) for token in body.prompt):
-            raise InvalidRequest(f"Token ids end at {len(self._text.pieces) - 1}.", param="prompt")
+        self._check_ids(body.prompt, "prompt")
         return body.prompt
 
     async def _answer(
@@ -263,6 +294,10 @@ async def fold(
         num_tokens += piece.num_tokens
     choices = [shape.choice(index, "".join(texts[index]), reasons[index]) for index in range(num_choices)]
     body = shape.answer(choices, usage(num_prompt_tokens, num_tokens))
+    return _json(body)
+
+
+def _json(body: bytes) -> web.Response:
     return web.Response(body=body, content_type="application/json")
 
 

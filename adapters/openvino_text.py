@@ -23,7 +23,7 @@ class ModelText:
 
     def __init__(self, tokenizer: Any, template: str | None = None) -> None:
         self._tokenizer = tokenizer
-        self.pieces = _pieces(tokenizer)
+        self.pieces, self._specials = _pieces(tokenizer)
         if b"".join(self.pieces[token] for token in self.encode(_TRIAL_TEXT)) != _TRIAL_TEXT.encode():
             raise EngineUnavailable("OpenVINO's vocabulary for this model does not spell text byte by byte.")
         source = template or tokenizer.get_original_chat_template()
@@ -43,18 +43,34 @@ class ModelText:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).input_ids.data[0].tolist()
         return ids
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens as they are spelled."""
+        return b"".join([self.pieces[token] or self._specials.get(token, b"") for token in ids]).decode(
+            "utf-8", "replace"
+        )
 
-def _pieces(tokenizer: Any) -> list[bytes]:
+
+def library_version() -> str:
+    import openvino_genai
+
+    version: str = openvino_genai.__version__
+    return version
+
+
+def _pieces(tokenizer: Any) -> tuple[list[bytes], dict[int, bytes]]:
+    """The bytes of every token, none for special ones, and how those are spelled."""
     vocabulary: dict[bytes, int] = tokenizer.get_vocab()
     pieces = [b""] * (max(vocabulary.values()) + 1)
     for piece, token in vocabulary.items():
         pieces[token] = piece
     every = [[token] for token in range(len(pieces))]
     without, with_special = tokenizer.decode(every, True), tokenizer.decode(every, False)
-    return [
-        b"" if shown == "" and special != "" else piece
-        for piece, shown, special in zip(pieces, without, with_special, strict=True)
-    ]
+    specials = {
+        token: special.encode()
+        for token, (shown, special) in enumerate(zip(without, with_special, strict=True))
+        if shown == "" and special != ""
+    }
+    return [b"" if token in specials else piece for token, piece in enumerate(pieces)], specials
 
 
 class TextStream:

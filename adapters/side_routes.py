@@ -4,8 +4,8 @@
     embeddings = read_embeddings("acme", answer, request)      # raises for an answer that is not what was asked for
 
 Most engines have such routes and differ in paths and names only: `SideRoutes` holds those. Embeddings are OpenAI's
-everywhere, in floats or in base64 (little-endian float32), whichever the engine prefers to send; `embedding_answer`
-writes the same shape.
+everywhere, in floats or in base64 (little-endian float32), whichever the engine sends. How our own servers answer such
+questions is in adapters/side_answers.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import binascii
 import math
 import sys
 from array import array
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -30,8 +29,6 @@ EMBEDDINGS = "/v1/embeddings"
 MAX_CONTEXT = 2**31 - 1  # what tokenizers without a limit write instead of one is far larger
 
 T = TypeVar("T")
-EncodingFormat: TypeAlias = Literal["float", "base64"]
-_encode = msgspec.json.Encoder().encode
 
 
 class SideRoutes(Struct, frozen=True, kw_only=True):
@@ -109,24 +106,6 @@ def _floats(engine: str, vector: list[float] | str) -> list[float]:
     return numbers.tolist()
 
 
-def embedding_answer(embeddings: Embeddings, model: str, encoding_format: EncodingFormat) -> bytes:
-    """OpenAI's response object."""
-    write = _base64 if encoding_format == "base64" else list
-    data = [
-        {"object": "embedding", "index": index, "embedding": write(vector)}
-        for index, vector in enumerate(embeddings.vectors)
-    ]
-    usage = {"prompt_tokens": embeddings.prompt_tokens, "total_tokens": embeddings.prompt_tokens}
-    return _encode({"object": "list", "data": data, "model": model, "usage": usage})
-
-
-def _base64(vector: Sequence[float]) -> str:
-    numbers = array("f", vector)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return base64.b64encode(numbers.tobytes()).decode()
-
-
 # ------------------------------------------------------------------------------------------------------------- tokens
 
 
@@ -148,11 +127,6 @@ def read_tokens(engine: str, answer: bytes) -> Tokens:
     length = told.max_model_len
     is_limit = isinstance(length, int) and 0 < length <= MAX_CONTEXT
     return Tokens(told.tokens, length if is_limit else None)
-
-
-def tokens_answer(tokens: Tokens) -> bytes:
-    """vLLM's response object."""
-    return _encode({"count": len(tokens.ids), "max_model_len": tokens.max_model_len, "tokens": tokens.ids})
 
 
 def read_text(engine: str, answer: bytes, field: str) -> str:

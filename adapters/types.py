@@ -219,6 +219,30 @@ class Tokens(Struct, frozen=True):
     max_model_len: int | None = None
 
 
+def one_or_several(given: str | list[int | str | list[int]], field: str, *, at_most: int) -> list[str | list[int]]:
+    """What clients send as a text, a list of token ids, or a list of either, as a list of texts or of lists of ids.
+
+    >>> one_or_several([5, 6], "prompt", at_most=2), one_or_several(["a", "b"], "prompt", at_most=2)
+    ([[5, 6]], ['a', 'b'])
+    """
+    if isinstance(given, str):
+        return [given]
+    if all(isinstance(item, int) for item in given):
+        return [[item for item in given if isinstance(item, int)]]
+    if len(given) > at_most:
+        raise InvalidRequest(f"One request may hold at most {at_most} texts or lists of ids.", param=field)
+    texts = [item for item in given if isinstance(item, str)]
+    token_lists = [item for item in given if isinstance(item, list)]
+    if len(texts) == len(given):
+        return list(texts)
+    if len(token_lists) != len(given) or not all(token_lists):
+        raise InvalidRequest(
+            f"`{field}` must be a text, a list of token ids, or a list of either, with nothing mixed or empty.",
+            param=field,
+        )
+    return list(token_lists)
+
+
 # Fields that never change the text. They are accepted for every engine, because clients send them out of habit.
 INFORMATIONAL = frozenset(
     [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -23,6 +23,7 @@ from adapters.types import (
     Text,
     decode_as,
     decode_chat,
+    one_or_several,
 )
 from gateway import envelope, logs
 from gateway.body import read_json
@@ -44,8 +45,6 @@ from gateway.trace import TRACE, Trace
 MAX_PROMPTS = 256
 
 _log = logs.logger("openai")
-
-Prompt: TypeAlias = Text | list[Count]
 
 
 class Dialect(Struct, frozen=True):
@@ -175,27 +174,8 @@ class OpenAIHandlers:
 def split_prompts(body: CompletionBody) -> list[CompletionRequest]:
     """One request for each prompt of a completion body."""
     fields = {name: getattr(body, name) for name in body.__struct_fields__ if name != "prompt"}
-    return [CompletionRequest(prompt=prompt, **fields) for prompt in _prompts(body.prompt)]
-
-
-def _prompts(prompt: str | list[int | str | list[int]]) -> list[Prompt]:
-    if isinstance(prompt, str):
-        return [prompt]
-    texts = [item for item in prompt if isinstance(item, str)]
-    token_lists = [item for item in prompt if isinstance(item, list)]
-    token_ids = [item for item in prompt if isinstance(item, int)]
-    if len(token_ids) == len(prompt):
-        return [token_ids]
-    if len(prompt) > MAX_PROMPTS:
-        raise InvalidRequest(f"One request may hold at most {MAX_PROMPTS} prompts.", param="prompt")
-    if len(texts) == len(prompt):
-        return list(texts)
-    if len(token_lists) != len(prompt) or not all(token_lists):
-        raise InvalidRequest(
-            "`prompt` must be a text, a list of token ids, or a list of either, with nothing mixed or empty.",
-            param="prompt",
-        )
-    return list(token_lists)
+    prompts = one_or_several(body.prompt, "prompt", at_most=MAX_PROMPTS)
+    return [CompletionRequest(prompt=prompt, **fields) for prompt in prompts]
 
 
 def _head(answer: Answer, dialect: Dialect) -> AnswerHead:

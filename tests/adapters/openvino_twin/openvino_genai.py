@@ -10,6 +10,7 @@ from enum import Enum
 
 import numpy
 
+__version__ = "2026.4.1.0-twin"
 EOS, NUM_BYTES = 256, 256
 GenerationFinishReason = Enum("GenerationFinishReason", "NONE STOP LENGTH")
 GenerationStatus = Enum("GenerationStatus", "RUNNING FINISHED IGNORED CANCEL")
