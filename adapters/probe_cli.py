@@ -17,7 +17,7 @@ from adapters.base import EngineAdapter
 from adapters.command_line import parse_options, reported_errors
 from adapters.config import goodgate_home, secret
 from adapters.errors import InvalidRequest
-from adapters.launch import launch
+from adapters.launch import Launchable, launch
 from adapters.model_store import DEFAULT_MODEL
 from adapters.probing.faces import as_table, headline, tally, timings
 from adapters.probing.probe import DEFAULT_TIMEOUT_S, Report, Task, probe
@@ -34,6 +34,7 @@ class Subject(msgspec.Struct, frozen=True):
 
     adapter: EngineAdapter[Any]
     recognised_by: str = ""
+    version: str = ""  # of the package that was started; an engine may not know its own
     ready_s: float | None = None
 
 
@@ -47,7 +48,12 @@ async def run_probe(
         subject = await stack.enter_async_context(reached)
         step = stack.enter_context(progress(shows_progress))
         report = await probe(subject.adapter, timeout_s=timeout_s, on_step=step)
-        return msgspec.structs.replace(report, recognised_by=subject.recognised_by, ready_s=subject.ready_s)
+        return msgspec.structs.replace(
+            report,
+            version=subject.version or report.version,
+            recognised_by=subject.recognised_by,
+            ready_s=subject.ready_s,
+        )
 
 
 @contextlib.asynccontextmanager
@@ -72,13 +78,17 @@ async def started(engine: str, model: str, options: dict[str, Any]) -> AsyncIter
     if "url" not in cls.Options.__struct_fields__:
         adapter = make_adapter(cls, {"model": model, **options})
         async with _open(adapter):
-            yield Subject(adapter, ready_s=time.monotonic() - began)
+            yield Subject(adapter, version=_installed_version(cls), ready_s=time.monotonic() - began)
         return
     async with launch(engine, home=goodgate_home(), model_name=model, options=options) as process:
         ready_s = time.monotonic() - began
         adapter = make_adapter(cls, {"url": process.url, "model": model})
         async with _open(adapter):
-            yield Subject(adapter, ready_s=ready_s)
+            yield Subject(adapter, version=_installed_version(cls), ready_s=ready_s)
+
+
+def _installed_version(cls: AdapterClass) -> str:
+    return cls.installed(goodgate_home()).version if issubclass(cls, Launchable) else ""
 
 
 def make_adapter(cls: AdapterClass, options: dict[str, Any]) -> EngineAdapter[Any]:
