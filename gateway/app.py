@@ -20,6 +20,7 @@ from gateway.evidence import ProvenGoodput
 from gateway.fleet import Fleet
 from gateway.handlers.admin import AdminHandlers
 from gateway.handlers.openai import OpenAIHandlers
+from gateway.handlers.questions import QuestionHandlers
 from gateway.metrics import Metrics
 from gateway.middleware import enveloping, headers_of, recording
 
@@ -40,6 +41,7 @@ def create_app(config: Config, *, home: Path, find_adapter: FindAdapter = regist
     )
     app.on_response_prepare.append(headers_of(dispatcher))
     app.add_routes(OpenAIHandlers(dispatcher, fleet, config.server).routes())
+    app.add_routes(QuestionHandlers(dispatcher, fleet, config.server).routes())
     app.add_routes(AdminHandlers(dispatcher, fleet, metrics).routes())
 
     async def running(_: web.Application) -> AsyncIterator[None]:

@@ -3,11 +3,14 @@
     async with dispatcher.open([request], trace) as answer:      # the first chunk is in hand, nothing has been sent yet
         async for chunk in answer:
             ...
+    embeddings = await dispatcher.ask(Question(...), "model", trace)       # what is answered in one piece
 
 Opening may try several replicas, then those of the fallback models, as long as the failures are retryable; once `open`
 has answered there is no second attempt, because the client may have seen a part of the first. A client that does not
 stream sees nothing before the end, so there the whole answer is in hand before `open` answers. Leaving the block, for
 whatever reason, closes the adapter's generator, and that stops the engine's work.
+
+A question takes the same way, but never to a fallback model: its vectors and token ids would mean something else.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from adapters.base import EngineAdapter
 from adapters.errors import (
@@ -26,6 +30,7 @@ from adapters.errors import (
     GoodgateError,
     InvalidRequest,
     StreamInterrupted,
+    UnsupportedOperation,
     UnsupportedParameter,
 )
 from adapters.types import Chunk, GenerateRequest, Usage
@@ -40,6 +45,22 @@ NOT_READY_RETRY_AFTER_S = 2.0
 CANCELLED = "cancelled"
 
 _log = logs.logger("dispatch")
+
+T = TypeVar("T")
+Check: TypeAlias = Callable[[EngineAdapter[Any]], None]  # raises what the engine refuses, by name
+
+
+def _no_tokens(_: object) -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question(Generic[T]):
+    """Something an engine answers in one piece."""
+
+    check: Check
+    ask: Callable[[EngineAdapter[Any]], Awaitable[T]]
+    num_tokens: Callable[[T], int] = _no_tokens  # read by the engine for this answer, where that is accounted for
 
 
 class Answer:
@@ -86,12 +107,21 @@ class Dispatcher:
         trace.model = model.name
         with self._admitted(len(requests)):
             if len(requests) == 1:
-                async with self._answer(model, trace, requests[0]) as answer:
+                async with self._generation(model, trace, requests[0]) as answer:
                     yield answer
             else:
-                opens = [partial(self._answer, model, trace, request) for request in requests]
+                opens = [partial(self._generation, model, trace, request) for request in requests]
                 async with fan_out(opens, requests[0].num_choices) as chunks:
                     yield Answer(model.name, await anext(chunks), chunks, _counted_already)
+
+    async def ask(self, question: Question[T], name: str, trace: Trace) -> T:
+        """The answer of one of the model's own replicas."""
+        model = self._fleet.resolve(name)
+        trace.model = model.name
+        with self._admitted(1):
+            async with AsyncExitStack() as stack:
+                replicas = self._route([model], question.check)
+                return await _first_to_answer(stack, replicas, partial(self._ask_one, trace, question))
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse what is new, let what is open finish, and after the time, or when hurried, cancel what is left."""
@@ -139,44 +169,31 @@ class Dispatcher:
             self._tasks.discard(task)
 
     @asynccontextmanager
-    async def _answer(self, model: ServedModel, trace: Trace, request: GenerateRequest) -> AsyncIterator[Answer]:
-        """The answer of the first replica that gives one."""
-        async with AsyncExitStack() as stack:
-            yield await self._first_to_answer(stack, model, trace, request)
-
-    async def _first_to_answer(
-        self, stack: AsyncExitStack, model: ServedModel, trace: Trace, request: GenerateRequest
-    ) -> Answer:
-        failure: GoodgateError | None = None
-        for replica in self._route(model, request):
-            try:
-                return await stack.enter_async_context(self._attempt(replica, trace, request))
-            except GoodgateError as error:
-                if not error.retryable:
-                    raise
-                failure = error
-        assert failure is not None  # _route gives at least one replica, or raises
-        raise failure
-
-    def _route(self, model: ServedModel, request: GenerateRequest) -> Iterator[Replica]:
-        """Replicas that honour the request's fields, best first: the model's own, then those of its fallbacks."""
-        refused: UnsupportedParameter | None = None
-        num_given = 0
+    async def _generation(self, model: ServedModel, trace: Trace, request: GenerateRequest) -> AsyncIterator[Answer]:
+        """The answer of the first replica that gives one: of the model's own, or of those of its fallbacks."""
         chain = [model, *(self._fleet.models[name] for name in model.config.fallbacks)]
+        replicas = self._route(chain, lambda adapter: adapter.check_parameters(request))
+        async with AsyncExitStack() as stack:
+            yield await _first_to_answer(stack, replicas, partial(self._generate_on, trace, request))
+
+    def _route(self, chain: Sequence[ServedModel], check: Check) -> Iterator[Replica]:
+        """Replicas that can do what is asked, best first: those of the first model in the chain, then of the next."""
+        refused: UnsupportedParameter | UnsupportedOperation | None = None
+        num_given = 0
         for replica in (replica for served in chain for replica in self._in_order(served)):
             try:
-                _adapter(replica).check_parameters(request)
-            except UnsupportedParameter as error:
+                check(_adapter(replica))
+            except (UnsupportedParameter, UnsupportedOperation) as error:
                 refused = refused or error
                 continue
             yield replica
             num_given += 1
-            if num_given == model.config.max_attempts:
+            if num_given == chain[0].config.max_attempts:
                 return
         if num_given == 0:
             if refused is not None:
                 raise refused
-            yield self._last_resort(model)
+            yield self._last_resort(chain[0])
 
     def _in_order(self, model: ServedModel) -> list[Replica]:
         ready = {replica.name: replica for replica in model.replicas if replica.is_ready}
@@ -195,17 +212,29 @@ class Dispatcher:
         )
 
     @asynccontextmanager
-    async def _attempt(self, replica: Replica, trace: Trace, request: GenerateRequest) -> AsyncIterator[Answer]:
+    async def _generate_on(self, trace: Trace, request: GenerateRequest, replica: Replica) -> AsyncIterator[Answer]:
+        chunks = _adapter(replica).generate(request, request_id=new_request_id())
+        async with self._attempt(replica, trace), aclosing(chunks):
+            first = await self._first_chunk(chunks, replica, trace)
+            rest = chunks if request.is_stream else await _read_whole(first, chunks, request.num_choices)
+            yield Answer(replica.model, first, rest, partial(self._account, replica, trace))
+
+    @asynccontextmanager
+    async def _ask_one(self, trace: Trace, question: Question[T], replica: Replica) -> AsyncIterator[T]:
+        async with self._attempt(replica, trace):
+            answer = await question.ask(_adapter(replica))
+            self._account(replica, trace, Usage(question.num_tokens(answer), 0))
+            yield answer
+
+    @asynccontextmanager
+    async def _attempt(self, replica: Replica, trace: Trace) -> AsyncIterator[None]:
         """One try on one replica, open for as long as the block. Its outcome is counted once, whatever it is."""
         trace.num_attempts += 1
         trace.engine, trace.replica = replica.engine, replica.name
         outcome = "ok"
-        chunks = _adapter(replica).generate(request, request_id=new_request_id())
         with self._fleet.generation(replica):
             try:
-                first = await self._first_chunk(chunks, replica, trace)
-                rest = chunks if request.is_stream else await _read_whole(first, chunks, request.num_choices)
-                yield Answer(replica.model, first, rest, partial(self._account, replica, trace))
+                yield
             except GoodgateError as error:
                 outcome = error.code or error.type
                 self._note_failure(replica, trace, error)
@@ -217,7 +246,6 @@ class Dispatcher:
                 outcome = "internal_error"
                 raise
             finally:
-                await chunks.aclose()
                 self._metrics.attempted(replica, outcome)
 
     async def _first_chunk(self, chunks: AsyncGenerator[Chunk, None], replica: Replica, trace: Trace) -> Chunk:
@@ -248,6 +276,22 @@ class Dispatcher:
                 code=error.code,
                 reason=error.message,
             )
+
+
+async def _first_to_answer(
+    stack: AsyncExitStack, replicas: Iterator[Replica], attempt: Callable[[Replica], AbstractAsyncContextManager[T]]
+) -> T:
+    """One attempt after the other, until one answers or fails for good. One that answers stays open on the stack."""
+    failure: GoodgateError | None = None
+    for replica in replicas:
+        try:
+            return await stack.enter_async_context(attempt(replica))
+        except GoodgateError as error:
+            if not error.retryable:
+                raise
+            failure = error
+    assert failure is not None  # a route gives at least one replica, or raises
+    raise failure
 
 
 async def _read_whole(first: Chunk, rest: AsyncIterator[Chunk], num_choices: int) -> AsyncGenerator[Chunk, None]:

@@ -1,0 +1,78 @@
+"""What an engine answers in one piece: vectors, token ids, and the text of ids.
+
+POST /v1/embeddings    POST /tokenize    POST /detokenize
+
+The first is OpenAI's, the others are vLLM's. Where one model is configured, theirs may leave out its name.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from adapters.errors import InvalidRequest
+from adapters.side_answers import (
+    decode_detokenize,
+    decode_embedding,
+    decode_tokenize,
+    embedding_answer,
+    text_answer,
+    tokens_answer,
+)
+from gateway.body import read_json
+from gateway.config import ServerConfig
+from gateway.dispatch import Dispatcher, Question
+from gateway.envelope import JSON
+from gateway.fleet import Fleet
+from gateway.trace import TRACE
+
+
+class QuestionHandlers:
+    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, limits: ServerConfig) -> None:
+        self._dispatcher = dispatcher
+        self._fleet = fleet
+        self._limits = limits
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/v1/embeddings", self.embeddings),
+            web.post("/tokenize", self.tokenize),
+            web.post("/detokenize", self.detokenize),
+        ]
+
+    async def embeddings(self, request: web.Request) -> web.Response:
+        body = decode_embedding(await read_json(request, self._limits))
+        wanted, trace = body.request(), request[TRACE]
+        question = Question(
+            check=lambda adapter: adapter.check_embedding(wanted),
+            ask=lambda adapter: adapter.embed(wanted),
+            num_tokens=lambda embeddings: embeddings.prompt_tokens,
+        )
+        embeddings = await self._dispatcher.ask(question, body.model, trace)
+        return _json_response(embedding_answer(embeddings, trace.model, body.format))
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = decode_tokenize(await read_json(request, self._limits))
+        name = body.model or self._only_model()
+        wanted = body.request(name)
+        question = Question(
+            check=lambda adapter: adapter.check_tokenize(wanted), ask=lambda adapter: adapter.tokenize(wanted)
+        )
+        return _json_response(tokens_answer(await self._dispatcher.ask(question, name, request[TRACE])))
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        body = decode_detokenize(await read_json(request, self._limits))
+        name = body.model or self._only_model()
+        question = Question(
+            check=lambda adapter: adapter.check_detokenize(), ask=lambda adapter: adapter.detokenize(body.tokens)
+        )
+        return _json_response(text_answer(await self._dispatcher.ask(question, name, request[TRACE])))
+
+    def _only_model(self) -> str:
+        names = list(self._fleet.models)
+        if len(names) > 1:
+            raise InvalidRequest(f"Name the `model`; there is: {', '.join(sorted(names))}.", param="model")
+        return names[0]
+
+
+def _json_response(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type=JSON)
