@@ -27,6 +27,8 @@ from adapters.chat_template import ChatTemplate
 from adapters.config import goodgate_home
 from adapters.errors import EngineUnavailable, InvalidRequest
 from adapters.model_store import ModelStore
+from adapters.tool_calls import ToolParser, rendered_tools, turns_for_template, usable_format
+from adapters.tool_text import MARKERS, ToolFormat, format_of
 from adapters.types import ChatRequest, GenerateRequest, TokenizeRequest, Tokens
 
 O = TypeVar("O", bound=EngineOptions)  # noqa: E741 - the conventional one-letter name for a type variable
@@ -37,8 +39,17 @@ TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json
 class ModelText:
     """A model's template and tokenizer, without its weights."""
 
-    def __init__(self, template: ChatTemplate, *, bos_token: str = "", tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        *,
+        tool_template: ChatTemplate | None = None,
+        bos_token: str = "",
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        """`tool_template` is that for requests with tools, where a model has one of its own."""
         self._template = template
+        self._tool_template = tool_template or template
         self._tokenizer = tokenizer
         self._doubled_bos = bos_token if tokenizer is not None and _adds_bos(tokenizer, bos_token) else ""
 
@@ -55,19 +66,46 @@ class ModelText:
         folder = path if path.is_dir() else path.parent
         try:
             config = _config(folder)
-            source = (_template_in(folder, config) if path.is_dir() else path.read_text("utf-8")) or ""
+            sources = _templates_in(folder, config) if path.is_dir() else {"default": path.read_text("utf-8")}
             file = folder / TOKENIZER
             tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else None
         except Exception as error:  # tokenizers raises bare Exceptions for files that it cannot read
             raise EngineUnavailable(f"The model's text files in {folder} cannot be read: {error}.") from error
-        if not source:
+        if not sources.get("default"):
             raise EngineUnavailable(f"{folder} holds no chat template; name a Jinja file.")
         bos, eos = _token(config.bos_token), _token(config.eos_token)
-        return cls(ChatTemplate(source, bos_token=bos, eos_token=eos), bos_token=bos, tokenizer=tokenizer)
+        templates = {name: ChatTemplate(source, bos_token=bos, eos_token=eos) for name, source in sources.items()}
+        return cls(templates["default"], tool_template=templates.get("tool_use"), bos_token=bos, tokenizer=tokenizer)
 
     def prompt(self, request: ChatRequest) -> str:
         """The messages as one text, without a beginning-of-sequence token that the engine's tokenizer adds again."""
-        return self._template.render([each.for_template() for each in request.messages]).removeprefix(self._doubled_bos)
+        tools = rendered_tools(request)
+        template = self._tool_template if tools else self._template
+        turns = turns_for_template(request, format_of(template.source))
+        return template.render(turns, tools=tools).removeprefix(self._doubled_bos)
+
+    def tool_format(self, wanted: ToolParser, *, hides_special_tokens: bool) -> ToolFormat | None:
+        """How this model writes its calls, where they can be read; None where its tools have to be refused.
+
+        `hides_special_tokens`: the engine leaves them out of its text, and with them the marks of some formats.
+        Raises `EngineUnavailable` where the wanted parser cannot work.
+        """
+        source = self._tool_template.source
+        tool_format = usable_format(wanted, source if self._tool_template.renders_tools else None)
+        if tool_format is None or not hides_special_tokens or not self._are_special(tool_format):
+            return tool_format
+        if wanted == "auto":
+            return None
+        raise EngineUnavailable(
+            f"The engine hides the special tokens that mark calls of the format {tool_format!r}; leave tool_parser out."
+        )
+
+    def _are_special(self, tool_format: ToolFormat) -> bool:
+        """Whether marks of a format are special tokens; without a tokenizer, what they are in models that we know."""
+        if self._tokenizer is None:
+            return tool_format in {"mistral", "deepseek", "gpt_oss"}
+        special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
+        return not special.isdisjoint(MARKERS[tool_format])
 
     def count(self, text: str, *, is_prompt: bool = False) -> int | None:
         """Tokens of `text`; those of a prompt include the special ones that engines add to it."""
@@ -113,21 +151,26 @@ class LocalTokenizer(EngineAdapter[O]):
 
     _text: ModelText | None = None
 
-    async def load_text(self, where: str) -> None:
-        """Whether there is a tokenizer is known only now, and so is what this adapter can do with it."""
-        self._text = await asyncio.to_thread(ModelText.load, where, goodgate_home())
-        can = self._text.has_tokenizer
+    def declare_tokens(self, can: bool) -> None:
         self.capabilities = msgspec.structs.replace(self.capabilities, tokenize=can, tokenize_chat=can, detokenize=can)
+
+    async def load_text(self, where: str) -> None:
+        """Only now it is known whether there is a tokenizer beside the template."""
+        self._text = await asyncio.to_thread(ModelText.load, where, goodgate_home())
+        self.declare_tokens(self._text.has_tokenizer)
 
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
         self.check_tokenize(request)
-        assert self._text is not None
-        return Tokens(await asyncio.to_thread(self._text.encode, request))
+        return Tokens(await asyncio.to_thread(self._loaded().encode, request))
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         self.check_detokenize()
-        assert self._text is not None
-        return await asyncio.to_thread(self._text.decode, ids)
+        return await asyncio.to_thread(self._loaded().decode, ids)
+
+    def _loaded(self) -> ModelText:
+        if self._text is None:
+            raise EngineUnavailable(f"The adapter of the engine {self.engine!r} is not started.")
+        return self._text
 
 
 class _Config(Struct):
@@ -141,13 +184,15 @@ def _config(folder: Path) -> _Config:
     return msgspec.json.decode(file.read_bytes(), type=_Config) if file.is_file() else _Config()
 
 
-def _template_in(folder: Path, config: _Config) -> str | None:
+def _templates_in(folder: Path, config: _Config) -> dict[str, str]:
+    """The templates by name: `default`, and in some models `tool_use` for requests with tools."""
     file = folder / TEMPLATE
     if file.is_file():
-        return file.read_text("utf-8")
-    if isinstance(config.chat_template, list):  # several by name
-        return next((each["template"] for each in config.chat_template if each.get("name") == "default"), None)
-    return config.chat_template
+        return {"default": file.read_text("utf-8")}
+    if isinstance(config.chat_template, list):
+        named = {each.get("name", ""): each["template"] for each in config.chat_template}
+        return {name: named[name] for name in ("default", "tool_use") if name in named}
+    return {"default": config.chat_template or ""}
 
 
 def _token(token: str | dict[str, Any] | None) -> str:

@@ -41,7 +41,9 @@ import contextlib
 import json
 import re
 import secrets
+import string
 from collections.abc import Callable, Collection, Generator
+from hashlib import sha256
 from typing import Literal, NoReturn, TypeAlias, get_args
 
 from msgspec import Struct
@@ -66,6 +68,7 @@ MARKERS: dict[ToolFormat, tuple[str, ...]] = {
     "json": (),
 }
 _PYTHON_TAG = "<|python_tag|>"
+_ALPHANUMERIC = string.ascii_letters + string.digits
 TOOL_TOKENS = frozenset({_PYTHON_TAG}.union(*MARKERS.values()))
 
 
@@ -91,12 +94,17 @@ def format_of(template: str) -> ToolFormat | None:
 
 
 def new_call_id(tool_format: ToolFormat | None = None) -> str:
-    """A fresh id, in the shape that the model's template wants to see again: Mistral's takes nine letters or digits."""
-    if tool_format == "mistral":
-        return "".join(
-            secrets.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789") for _ in range(9)
-        )
-    return f"call_{secrets.token_hex(12)}"
+    """A fresh id, in the shape that the model's template wants to see again."""
+    fresh = f"call_{secrets.token_hex(12)}"
+    return mistral_id(fresh) if tool_format == "mistral" else fresh
+
+
+def mistral_id(call_id: str) -> str:
+    """The id in Mistral's shape, nine letters or digits; the same one for the same id."""
+    if re.fullmatch("[a-zA-Z0-9]{9}", call_id):
+        return call_id
+    number = int.from_bytes(sha256(call_id.encode()).digest())
+    return "".join(_ALPHANUMERIC[number // 62**place % 62] for place in range(9))
 
 
 # ------------------------------------------------------------------------------------------------------------ events

@@ -1,0 +1,293 @@
+"""Tools for engines that take and give plain text: what a request offers its model, and calls out of its chunks.
+
+    offer = offered(request, "tgi")                      # None where there is nothing to call
+    calls = CallChunks(offer, "hermes", num_choices=1)
+    for chunk in chunks: yield from calls.feed(chunk)    # or with_tool_calls(chunks, calls) for an async stream
+
+A free choice (`auto`) is left to the model, whose text adapters/tool_text.py reads. A forced one (`required`, or a
+function by name) needs an engine with grammars: the answer is constrained to `call_schema`, one call and nothing else.
+
+The finish reason is `tool_calls` where the engine stopped by itself after at least one complete call, and `stop` where
+a function was named: that is what OpenAI documents ("if we forced the model to call one of our functions, the
+finish_reason will actually be "stop"", guide on structured outputs) and what it answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from adapters.errors import EngineUnavailable, InvalidRequest, UnsupportedParameter
+from adapters.tool_text import (
+    Arguments,
+    CallBegun,
+    Event,
+    Said,
+    Thought,
+    ToolFormat,
+    ToolText,
+    format_of,
+    mistral_id,
+)
+from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest
+
+TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+ToolParser: TypeAlias = ToolFormat | Literal["auto", "none"]  # an engine's option: `auto` asks the chat template
+
+
+# ---------------------------------------------------------------------------------------------------------- requests
+
+
+class _Function(Struct):
+    name: Annotated[str, Meta(pattern=r"^[-.\w]{1,256}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Tool(Struct):
+    type: Literal["function"]
+    function: _Function
+
+
+class _Named(Struct):
+    name: str
+
+
+class _NamedChoice(Struct):
+    type: Literal["function"]
+    function: _Named
+
+
+class Offer(Struct, frozen=True, kw_only=True):
+    """The functions that a model may call, or one of which it must."""
+
+    callable: list[_Function]
+    must_call: bool = False
+    is_named: bool = False
+    only_one: bool = False
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(function.name for function in self.callable)
+
+
+def offered(request: GenerateRequest, engine: str) -> Offer | None:
+    """What the model may call; None where there is nothing. Raises `InvalidRequest` for what makes no sense."""
+    if not isinstance(request, ChatRequest):
+        return None
+    choice = request.tool_choice
+    if not isinstance(request.tools, list) or not request.tools:
+        if not isinstance(choice, str | dict) or choice in ("none", "auto"):
+            return None
+        raise InvalidRequest("tool_choice needs tools.", param="tool_choice")
+    functions = _functions(request.tools)
+    if choice == "none":
+        return None
+    named = _named(choice, functions) if isinstance(choice, dict) else None
+    if isinstance(choice, str) and choice not in ("auto", "required"):
+        raise InvalidRequest("tool_choice is none, auto, required, or names a function.", param="tool_choice")
+    must_call = named is not None or choice == "required"
+    if not must_call and any(function.strict for function in functions):
+        raise InvalidRequest(
+            f"The engine {engine!r} cannot hold a freely chosen call to its schema; leave out `strict`, or force a "
+            "call with tool_choice.",
+            param="tools",
+        )
+    if isinstance(request.response_format, dict) and request.response_format.get("type") != "text":
+        raise InvalidRequest(
+            f"The engine {engine!r} cannot both constrain its answer and offer tools; send one of the two.",
+            param="response_format",
+        )
+    return Offer(
+        callable=functions if named is None else [named],
+        must_call=must_call,
+        is_named=named is not None,
+        only_one=request.parallel_tool_calls is False,
+    )
+
+
+def _functions(tools: list[dict[str, Any]]) -> list[_Function]:
+    try:
+        functions = [tool.function for tool in msgspec.convert(tools, list[_Tool])]
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"tools must hold functions as OpenAI describes them: {error}.", param="tools") from error
+    if len({function.name for function in functions}) < len(functions):
+        raise InvalidRequest("Two tools have the same name.", param="tools")
+    return functions
+
+
+def _named(choice: dict[str, Any], functions: list[_Function]) -> _Function:
+    try:
+        wanted = msgspec.convert(choice, _NamedChoice).function.name
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"tool_choice must name a function: {error}.", param="tool_choice") from error
+    found = next((function for function in functions if function.name == wanted), None)
+    if found is None:
+        raise InvalidRequest(f"tool_choice names {wanted!r}, which is none of the tools.", param="tool_choice")
+    return found
+
+
+def _parameters(function: _Function) -> dict[str, Any]:
+    """Left out, they are those of a function without any."""
+    return {"type": "object", "properties": {}} if function.parameters is None else function.parameters
+
+
+def rendered_tools(request: ChatRequest) -> list[dict[str, Any]] | None:
+    """What the chat template gets: every tool, with all that templates take for granted."""
+    if not isinstance(request.tools, list) or not request.tools or request.tool_choice == "none":
+        return None
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": function.name,
+                "description": function.description or "",
+                "parameters": _parameters(function),
+            },
+        }
+        for function in _functions(request.tools)
+    ]
+
+
+def turns_for_template(request: ChatRequest, tool_format: ToolFormat | None) -> list[dict[str, Any]]:
+    """The conversation as the chat template reads it. Templates of Mistral refuse ids of calls that are not theirs."""
+    turns = [message.for_template() for message in request.messages]
+    if tool_format != "mistral":
+        return turns
+    for turn in turns:
+        if "tool_call_id" in turn:
+            turn["tool_call_id"] = mistral_id(turn["tool_call_id"])
+        if "tool_calls" in turn:
+            turn["tool_calls"] = [{**call, "id": mistral_id(str(call.get("id", "")))} for call in turn["tool_calls"]]
+    return turns
+
+
+def usable_format(wanted: ToolParser, template: str | None) -> ToolFormat | None:
+    """The format for an engine's option and the template that renders tools, None where there is no such template."""
+    if wanted == "none":
+        return None
+    if template is not None:
+        return format_of(template) if wanted == "auto" else wanted
+    if wanted == "auto":
+        return None
+    raise EngineUnavailable(
+        f"The model's chat template makes nothing of tools, so tool_parser {wanted!r} cannot work; "
+        "name a template that renders them."
+    )
+
+
+def check_can_force(offer: Offer | None, engine: str) -> None:
+    """For an engine without grammars."""
+    if offer is not None and offer.must_call:
+        raise UnsupportedParameter("tool_choice", engine)
+
+
+def call_schema(offer: Offer) -> dict[str, Any]:
+    """The JSON schema of one call, in the form that the parser `json` reads.
+
+    References inside a function's parameters start at the root of a schema, so their definitions move there.
+    """
+    definitions: dict[str, Any] = {}
+    calls = []
+    for function in offer.callable:
+        parameters = dict(_parameters(function))
+        for place in ("$defs", "definitions"):
+            for name, definition in parameters.pop(place, {}).items():
+                if definitions.setdefault(place, {}).setdefault(name, definition) != definition:
+                    raise InvalidRequest(f"Two tools define {name!r} differently; rename one.", param="tools")
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"type": "string", "const": function.name}, "arguments": parameters},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    return {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), **definitions}
+
+
+# ------------------------------------------------------------------------------------------------------------ chunks
+
+
+class CallChunks:
+    """The chunks of one request, with tool calls in place of the text that makes them."""
+
+    def __init__(self, offer: Offer, tool_format: ToolFormat, *, num_choices: int) -> None:
+        self._is_named = offer.is_named
+        self._parsers = [
+            ToolText("json" if offer.must_call else tool_format, offer.names, only_first=offer.only_one)
+            for _ in range(num_choices)
+        ]
+        self._finished = [False] * num_choices
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more is wanted from the engine."""
+        return all(self._finished)
+
+    def feed(self, chunk: Chunk) -> Iterator[Chunk]:
+        if chunk.usage is not None:
+            yield chunk
+            return
+        index = chunk.index
+        if self._finished[index]:
+            return
+        parser = self._parsers[index]
+        events = parser.feed(chunk.text)
+        reason: FinishReason | None = "stop" if parser.is_over else chunk.finish_reason
+        if reason is not None:
+            events += parser.finish()
+        if chunk.reasoning or chunk.logprobs is not None:
+            yield Chunk(index=index, reasoning=chunk.reasoning, logprobs=chunk.logprobs)
+        for event in events:
+            yield _chunk(index, event)
+        if reason is not None:
+            self._finished[index] = True
+            yield Chunk(index=index, finish_reason=self._reason(reason, parser))
+
+    def _reason(self, reason: FinishReason, parser: ToolText) -> FinishReason:
+        if reason != "stop" or not parser.num_complete or self._is_named:
+            return reason
+        return "tool_calls"
+
+
+def _chunk(index: int, event: Event) -> Chunk:
+    match event:
+        case Said(text):
+            return Chunk(index=index, text=text)
+        case Thought(text):
+            return Chunk(index=index, reasoning=text)
+        case CallBegun(number, call_id, name):
+            return Chunk(index=index, tool_calls=_encoded(call_head(number, call_id, name)))
+        case Arguments(number, text):
+            return Chunk(index=index, tool_calls=_encoded(call_rest(number, text)))
+
+
+def call_head(number: int, call_id: str, name: str) -> dict[str, Any]:
+    """The first delta of a call."""
+    return {"index": number, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+
+
+def call_rest(number: int, arguments: str) -> dict[str, Any]:
+    """A later one."""
+    return {"index": number, "function": {"arguments": arguments}}
+
+
+def _encoded(delta: dict[str, Any]) -> Raw:
+    return Raw(msgspec.json.encode([delta]))
+
+
+async def with_tool_calls(chunks: AsyncGenerator[Chunk, None], calls: CallChunks | None) -> AsyncGenerator[Chunk, None]:
+    """A stream with its calls. Closing it closes the engine's."""
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            if calls is None:
+                yield chunk
+                continue
+            for passed in calls.feed(chunk):
+                yield passed
