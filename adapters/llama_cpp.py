@@ -14,18 +14,23 @@
 - What a slot can hold is in `/props`, not in the list of models; so is its version, as a build.
 - `/tokenize` takes texts only and adds no special tokens unless told to. The text of a chat is what `/apply-template`
   makes of it, without the beginning-of-sequence token that tokenising adds again.
+- `tool_choice` must be a word: an object that names a tool is logged and dropped. So that tool alone is sent, with
+  `required`. Where the model's chat template has no place for tools, it drops them all, and `required` with them: its
+  `/props` says so (`chat_template_caps`), and then tools are refused here. Seen on 11434.
 - It embeds only when started with `--embeddings`, which the option `embeddings` says, and never in fewer dimensions.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, ClassVar
 
 import msgspec
 from msgspec import Struct
 
 from adapters.base import ModelInfo
-from adapters.engine_client import Post
+from adapters.engine_client import Exchange, Post
+from adapters.errors import GoodgateError, InvalidRequest
 from adapters.launch import Installable
 from adapters.openai_http import (
     EmbeddingOptions,
@@ -36,13 +41,14 @@ from adapters.openai_http import (
 )
 from adapters.openai_wire import Dialect
 from adapters.side_routes import read_text
-from adapters.types import CompletionRequest, GenerateRequest, TokenizeRequest, Tokens
+from adapters.types import ChatRequest, CompletionRequest, GenerateRequest, TokenizeRequest, Tokens
 
 LIMITS = {"max_tokens", "max_completion_tokens", "ignore_eos", "stop", "n"}
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"}
 PENALTIES = {"presence_penalty", "frequency_penalty", "repetition_penalty"}
 DETAILS = {"logprobs", "top_logprobs"}
-CHAT = {"tools", "tool_choice", "parallel_tool_calls", "response_format"}
+TOOLS = {"tools", "tool_choice", "parallel_tool_calls"}
+CHAT = TOOLS | {"response_format"}
 
 RANDOM_SEED = 0xFFFF_FFFF
 LOOK_BACK_TOKENS = 131_072  # it keeps a ring of that many ids, half a MiB, for each request with penalties
@@ -54,12 +60,27 @@ def seed32(seed: int) -> int:
     return 0 if short == RANDOM_SEED else short
 
 
+def only_tool(tools: list[dict[str, Any]], choice: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tool that `choice` names, as the only one to choose from."""
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    named = [tool for tool in tools if isinstance(tool.get("function"), dict) and tool["function"].get("name") == name]
+    if choice.get("type") != "function" or not named:
+        raise InvalidRequest(f"tool_choice names {name!r}, which is none of the tools.", param="tool_choice")
+    return named
+
+
 class _Settings(Struct):
     n_ctx: int
 
 
+class _TemplateCaps(Struct, frozen=True):
+    supports_tools: bool = True
+
+
 class _Props(Struct):
     default_generation_settings: _Settings
+    chat_template_caps: _TemplateCaps = _TemplateCaps()
 
 
 class Adapter(Installable, OpenAIHTTPAdapter[EmbeddingOptions]):
@@ -92,6 +113,7 @@ class Adapter(Installable, OpenAIHTTPAdapter[EmbeddingOptions]):
         self.capabilities = msgspec.structs.replace(self.capabilities, tokenize_chat=True)
         if options.embeddings:
             self.capabilities = serves_embeddings_only(self.capabilities)
+        self._capabilities_with_tools = self.capabilities
 
     def body(self, request: GenerateRequest, model: str) -> dict[str, Any]:
         body = super().body(request, model)
@@ -101,14 +123,30 @@ class Adapter(Installable, OpenAIHTTPAdapter[EmbeddingOptions]):
             body["top_logprobs"] = max(body.get("top_logprobs", 0), 1)
         elif body.get("logprobs") == 0 and isinstance(request, CompletionRequest):
             body["logprobs"] = 1
+        if isinstance(body.get("tool_choice"), dict):
+            body["tools"] = only_tool(body["tools"], body["tool_choice"])
+            body["tool_choice"] = "required"
         return body
+
+    async def exchange(self, request: GenerateRequest, request_id: str) -> Exchange:
+        if isinstance(request, ChatRequest) and request.tools:
+            with contextlib.suppress(GoodgateError):  # an engine that cannot be asked says nothing against tools
+                await self._context()  # each time, because the model behind the url may have changed
+            self.check_parameters(request)
+        return await super().exchange(request, request_id)
 
     async def models(self) -> list[ModelInfo]:
         context = await self._context()
         return [ModelInfo(each.id, context) for each in await super().models()]
 
     async def _context(self) -> int:
-        return self.decode(await self.get("/props"), _Props).default_generation_settings.n_ctx
+        """The tokens that a slot holds. What the engine says of its template on the way decides whether tools are."""
+        props = self.decode(await self.get("/props"), _Props)
+        offered = self._capabilities_with_tools
+        if not props.chat_template_caps.supports_tools:
+            offered = msgspec.structs.replace(offered, parameters=offered.parameters - TOOLS)
+        self.capabilities = offered
+        return props.default_generation_settings.n_ctx
 
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
         self.check_tokenize(request)
