@@ -5,6 +5,7 @@
 - Text may come as what is new or as all so far (a piece says which); only what is new and final goes out.
 - Stop strings are cut here too: an engine may leave them in, or not see one in the middle of a token. What might become
   one is held back. Once cut, the engine is left.
+- Tool calls are text as well: `call_reader` takes them out where tools were offered.
 - `n` that an engine does not have is several generations at once (`choices_apart`).
 """
 
@@ -22,6 +23,8 @@ from adapters.engine_client import Reader
 from adapters.errors import EngineProtocolError, GoodgateError, StreamInterrupted
 from adapters.openai_wire import as_completion_logprobs, as_finish_reason, max_pieces
 from adapters.sse import Event, EventSplitter
+from adapters.tool_calls import CallChunks, Offer
+from adapters.tool_text import ToolFormat
 from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Usage
 from adapters.wire_errors import as_failure, stream_error
 
@@ -293,6 +296,51 @@ class StopCutter:
             return msgspec.structs.replace(chunk, text=text, finish_reason="stop")
         is_held_back = chunk.text and not text and chunk.finish_reason is None
         return None if is_held_back else msgspec.structs.replace(chunk, text=text)
+
+
+class CallReader:
+    """Takes the tool calls out of another reader's text. Where one call is all that is wanted, the engine is left."""
+
+    def __init__(self, inner: _CountingReader, calls: CallChunks) -> None:
+        self._inner = inner
+        self._calls = calls
+        self._has_enough = False
+
+    @property
+    def is_cut(self) -> bool:
+        return self._has_enough or self._inner.is_cut
+
+    @property
+    def is_done(self) -> bool:
+        return self._has_enough or self._inner.is_done
+
+    @property
+    def num_chunks(self) -> int:
+        return self._inner.num_chunks
+
+    def feed(self, data: bytes) -> Iterator[Chunk]:
+        for chunk in self._inner.feed(data):
+            yield from self._calls.feed(chunk)
+            if self._calls.is_over and chunk.finish_reason is None:
+                self._has_enough = True
+                return
+
+    def finish(self) -> list[Chunk]:
+        if self._has_enough:
+            return [Chunk(usage=self._inner.account())]
+        return [passed for chunk in self._inner.finish() for passed in self._calls.feed(chunk)]
+
+    def account(self) -> Usage:
+        return self._inner.account()
+
+
+def call_reader(
+    inner: GenerateReader, request: GenerateRequest, offer: Offer | None, tool_format: ToolFormat | None
+) -> GenerateReader | CallReader:
+    """The reader of an answer to `request`, which offers its model some functions, or none."""
+    if offer is None or tool_format is None:
+        return inner
+    return CallReader(inner, CallChunks(offer, tool_format, num_choices=request.num_choices))
 
 
 # ----------------------------------------------------------------------------------------------------------- choices

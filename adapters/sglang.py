@@ -10,7 +10,8 @@
 - `/metrics` needs `--enable-metrics`; without it the load is unknown.
 - `/generate` (`route: native`) sends the whole text so far with every event, unless the server was told to stream what
   is new (`incremental_output`). Without a limit it stops at 128 tokens; null means "until the context ends". It applies
-  no chat template: `chat_template` names one.
+  no chat template: `chat_template` names one. Nor does it know tools: we read them out of the text, with the special
+  tokens that mark them in some formats; the one that ends the answer it leaves out by itself.
 - `/v1/tokenize` takes a text or messages; `/v1/detokenize` hides special tokens unless told not to. The context length
   that it tells beside them may be the tokenizer's "none", a number beyond all contexts.
 - It embeds only when started with `--is-embedding`, which the option `embeddings` says, and then generates nothing.
@@ -27,7 +28,7 @@ from msgspec import Struct
 from adapters.config import goodgate_home
 from adapters.engine_client import Exchange, Post
 from adapters.errors import EngineFailed, GoodgateError, UnsupportedParameter
-from adapters.generate_http import GenerateReader, Parse, Piece, token_count
+from adapters.generate_http import GenerateReader, Parse, Piece, call_reader, token_count
 from adapters.model_text import ModelText, text_prompt
 from adapters.openai_http import (
     EmbeddingOptions,
@@ -37,6 +38,8 @@ from adapters.openai_http import (
     serves_embeddings_only,
 )
 from adapters.openai_wire import Dialect
+from adapters.tool_calls import Offer, ToolParser, call_schema, offered, with_tools
+from adapters.tool_text import ToolFormat
 from adapters.types import ChatRequest, GenerateRequest, TokenizeRequest, Tokens, set_fields
 from adapters.wire_errors import error_from_response
 
@@ -59,6 +62,7 @@ def top_k(value: int) -> int:
 class SGLangOptions(EmbeddingOptions):
     route: Literal["openai", "native"] = "openai"
     chat_template: str = ""  # for route native: a model of the store, a Hugging Face folder or a Jinja file
+    tool_parser: ToolParser = "auto"  # for route native: how the model writes tool calls
     incremental_output: bool = False  # the server was started with --incremental-streaming-output
 
 
@@ -89,6 +93,7 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
     def __init__(self, options: SGLangOptions) -> None:
         super().__init__(options)
         self._text: ModelText | None = None
+        self._tool_format: ToolFormat | None = None
         if options.route == "native":
             self.capabilities = msgspec.structs.replace(
                 self.capabilities,
@@ -102,6 +107,8 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
     async def start(self) -> None:
         if self.options.route == "native" and self.options.chat_template:
             self._text = await asyncio.to_thread(ModelText.load, self.options.chat_template, goodgate_home())
+            self._tool_format = self._text.tool_format(self.options.tool_parser, hides_special_tokens=False)
+            self.capabilities = with_tools(self.capabilities, self._tool_format)
         await super().start()
 
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
@@ -113,15 +120,17 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
     async def exchange(self, request: GenerateRequest, request_id: str) -> Exchange:
         farewell = Post("/abort_request", {"rid": request_id})
         if self.options.route == "native":
+            offer = offered(request, self.engine)
+            reader = GenerateReader(
+                self.engine,
+                request,
+                native_parse(is_whole=not self.options.incremental_output),
+                on_unknown_reason=self.count_unknown_reason,
+            )
             return Exchange(
                 path="/generate",
-                body=native_body(request, self._text) | {"rid": request_id},
-                reader=GenerateReader(
-                    self.engine,
-                    request,
-                    native_parse(is_whole=not self.options.incremental_output),
-                    on_unknown_reason=self.count_unknown_reason,
-                ),
+                body=native_body(request, self._text, offer) | {"rid": request_id},
+                reader=call_reader(reader, request, offer, self._tool_format),
                 farewell=farewell,
             )
         exchange = await super().exchange(request, request_id)
@@ -133,7 +142,7 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
         )
 
 
-def native_body(request: GenerateRequest, text: ModelText | None) -> dict[str, Any]:
+def native_body(request: GenerateRequest, text: ModelText | None, offer: Offer | None = None) -> dict[str, Any]:
     prompt: dict[str, Any]
     if not isinstance(request, ChatRequest) and isinstance(request.prompt, list):
         prompt = {"input_ids": request.prompt}
@@ -147,6 +156,10 @@ def native_body(request: GenerateRequest, text: ModelText | None) -> dict[str, A
         sampling["top_k"] = top_k(sampling["top_k"])
     if isinstance(request, ChatRequest) and (schema := _schema(request)) is not None:
         sampling["json_schema"] = schema
+    if offer is not None and offer.must_call:
+        sampling["json_schema"] = msgspec.json.encode(call_schema(offer)).decode()
+    elif offer is not None:
+        sampling["skip_special_tokens"] = False
     return {**prompt, "sampling_params": sampling, "stream": True}
 
 

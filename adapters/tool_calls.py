@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from adapters.base import Capabilities
 from adapters.errors import EngineUnavailable, InvalidRequest, UnsupportedParameter
 from adapters.tool_text import (
     Arguments,
@@ -181,8 +182,15 @@ def usable_format(wanted: ToolParser, template: str | None) -> ToolFormat | None
     )
 
 
-def check_can_force(offer: Offer | None, engine: str) -> None:
-    """For an engine without grammars."""
+def with_tools(capabilities: Capabilities, tool_format: ToolFormat | None) -> Capabilities:
+    """What an adapter of a text engine can do, once it is known how its model writes tool calls."""
+    if tool_format is None:
+        return capabilities
+    return msgspec.structs.replace(capabilities, parameters=capabilities.parameters | TOOL_FIELDS)
+
+
+def check_free(offer: Offer | None, engine: str) -> None:
+    """For an engine without grammars, which cannot force a call."""
     if offer is not None and offer.must_call:
         raise UnsupportedParameter("tool_choice", engine)
 
