@@ -4,47 +4,51 @@
         ...                                   # the engine answers at process.url
 
 What is launched is data, a `LaunchSpec`, which an engine's recipe (adapters/recipes) makes. What this module promises:
-- `start` returns when the engine answers on its readiness path, and raises `EngineUnavailable` with the exit code, the
-  last telling lines of the log and the log's path when it dies or is late.
+- `start` returns when the engine, and nobody else, answers on its readiness path. It raises `EngineUnavailable` with
+  the exit code, the last telling lines of the log and the log's path when it dies or is late.
 - `stop` ends the engine and everything it has started: TERM, then KILL after the grace. Safe at any time, and twice.
 - Nothing of the engine outlives this process, even if this process is killed: see adapters/supervise.py.
+
+One life of an engine is told here; adapters/kept_alive.py starts it again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import importlib
-import itertools
 import json
 import os
-import re
 import signal
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 from msgspec import Struct
 
+from adapters.engine_log import open_log, read_tail, telling_lines
 from adapters.errors import EngineUnavailable, InvalidRequest
+from adapters.ports import HOST as HOST
+from adapters.ports import free_port as free_port
+from adapters.ports import held_by_others, who_listens
+from adapters.supervise import descendants
 
 if TYPE_CHECKING:
     import aiohttp
 
     from adapters.model_store import Model
 
-HOST = "127.0.0.1"
 SUPERVISOR = Path(__file__).with_name("supervise.py")
+LOG_LIMIT_BYTES = 64 << 20
+MARK = "GOODGATE_LAUNCH"  # the variable by which every process of one start is known
 _PROBE_INTERVAL_S = 0.1
 _PROBE_TIMEOUT_S = 2.0
-_LOG_TAIL_BYTES = 64 << 10
-_LOG_LINES_SHOWN = 8
 _SUPERVISOR_SLACK_S = 5.0  # for the supervisor to notice, to KILL what ignored TERM, and to reap
 
 
@@ -58,6 +62,7 @@ class LaunchSpec(Struct, frozen=True, kw_only=True):
     ready_path: str = "/health"
     ready_timeout_s: float = 120.0
     stop_grace_s: float = 10.0
+    log_limit_bytes: int = LOG_LIMIT_BYTES  # a log that outgrows it is cut, down to its end
     prepare: Callable[[], object] | None = None  # work before the start: run in a thread, may take seconds
 
 
@@ -108,26 +113,34 @@ class Installable(Launchable):
 
 
 def launch(
-    engine: str, *, home: Path, model_name: str, options: Mapping[str, Any] | None = None, port: int | None = None
+    engine: str,
+    *,
+    home: Path,
+    model_name: str,
+    options: Mapping[str, Any] | None = None,
+    port: int | None = None,
+    find_adapter: Callable[[str], type] | None = None,
 ) -> EngineProcess:
     """The process that will serve the model, not yet started. What is already known to be wrong is raised here."""
     from adapters.registry import adapter_class
 
-    adapter = adapter_class(engine)
+    adapter = (find_adapter or adapter_class)(engine)
     if not issubclass(adapter, Launchable):
         raise EngineUnavailable(
             f"The engine {engine!r} cannot be started from here; start it yourself and give its url."
         )
-    installation = adapter.installed(home)
-    if not installation.available:
-        raise EngineUnavailable(f"The engine {engine!r} is not installed here: {installation.how}")
-    model = _model(adapter, home, model_name)
-    port = free_port() if port is None else port
     try:
+        installation = adapter.installed(home)
+        if not installation.available:
+            raise EngineUnavailable(f"The engine {engine!r} is not installed here: {installation.how}")
+        model = _model(adapter, home, model_name)
+        port = free_port() if port is None else port
         msgspec.convert(dict(options or {}), adapter.launch_options())
         spec = adapter.launch_spec(home=home, model=model, port=port, options=options or {})
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"A launch option of {engine} is wrong: {error}.") from error
+    except OSError as error:
+        raise EngineUnavailable(f"{engine} cannot be started: {describe_os_error(error)}.") from error
     return EngineProcess(spec, home / "logs" / f"{engine}.log")
 
 
@@ -139,23 +152,27 @@ def _model(adapter: type[Launchable], home: Path, name: str) -> Model:
     return ModelStore(home).get(name)
 
 
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+class EngineCrashed(EngineUnavailable):
+    """An engine has ended by itself. `summary` is the message in one line, without the log's."""
+
+    def __init__(self, summary: str, details: str, exit_code: int | None) -> None:
+        super().__init__(f"{summary}{details}")
+        self.summary = summary
+        self.exit_code = exit_code
 
 
 class EngineProcess:
-    """One engine as a child process. It belongs to the loop that starts it, and can be started again after a stop."""
+    """One engine as a child process. It belongs to the loop that starts it, and can be started again after its end."""
 
     def __init__(self, spec: LaunchSpec, log_path: Path) -> None:
         self.spec = spec
         self.log_path = log_path
         self._process: asyncio.subprocess.Process | None = None
         self._gone: asyncio.Task[None] | None = None  # ends when the process and its group have
+        self._mark = ""
         self._started_at = 0.0
+        self._ready_at: float | None = None
+        self._ended_at: float | None = None
 
     @property
     def url(self) -> str:
@@ -163,12 +180,17 @@ class EngineProcess:
 
     @property
     def pid(self) -> int | None:
-        """The supervisor's pid, which is also the id of the engine's process group."""
+        """The supervisor's process id, which is also the engine's process group."""
         return None if self._process is None else self._process.pid
 
     @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.returncode is None
+
+    @property
+    def uptime_s(self) -> float | None:
+        """How long it has been ready, or was until its end; None where it never was."""
+        return None if self._ready_at is None else (self._ended_at or time.monotonic()) - self._ready_at
 
     async def __aenter__(self) -> EngineProcess:
         await self.start()
@@ -179,25 +201,30 @@ class EngineProcess:
     ) -> None:
         await self.stop()
 
-    async def start(self) -> None:
-        """Start the engine and wait until it is ready. On failure or cancellation nothing is left running."""
+    async def start(self) -> float:
+        """Start the engine, wait until it is ready, and tell how long that took: no time for one that runs already.
+        On failure or cancellation nothing is left running."""
         if self.is_running:
-            return
+            return 0.0
+        if self._gone is not None:
+            await asyncio.wait({self._gone})  # what a killed supervisor has left still holds the port
         check_port_free(self.spec)
-        if self.spec.prepare is not None:
-            await asyncio.to_thread(self.spec.prepare)
-        self._process = await self._spawn()
-        self._gone = asyncio.create_task(_see_off(self._process), name=f"the end of {self.spec.name}")
+        await self._prepare()
         try:
+            self._process = await self._spawn()
+            self._gone = asyncio.create_task(self._see_off(self._process), name=f"the end of {self.spec.name}")
             await self._await_ready(self._process)
         except BaseException:
             await self.stop()
             raise
+        self._ready_at = time.monotonic()
+        return self._ready_at - self._started_at
 
     async def wait(self) -> int:
         """Wait until the engine has ended, for whatever reason; its exit code, or minus the signal that killed it."""
-        if self._process is None:
+        if self._process is None or self._gone is None:
             raise RuntimeError(f"{self.spec.name} was not started")
+        await asyncio.wait({self._gone})
         return await self._process.wait()
 
     async def stop(self) -> None:
@@ -212,36 +239,51 @@ class EngineProcess:
             _kill_group(process.pid)
             await asyncio.wait({gone})
 
-    def failure(self) -> EngineUnavailable:
+    def failure(self) -> EngineCrashed:
         """What to tell a person about an engine that has ended by itself."""
         code = None if self._process is None else self._process.returncode
-        after_s = time.monotonic() - self._started_at
-        return EngineUnavailable(
-            f"{self.spec.name} {describe_exit(code)} {after_s:.0f} s after its start.{self._log_tail()}"
-        )
+        lived_s = (self._ended_at or time.monotonic()) - self._started_at
+        summary = f"{self.spec.name} {describe_exit(code)} {lived_s:.{0 if lived_s >= 10 else 1}f} s after its start."
+        return EngineCrashed(summary, f"{exit_hint(code)}{self._log_tail()}", code)
+
+    async def _prepare(self) -> None:
+        if self.spec.prepare is None:
+            return
+        try:
+            await asyncio.to_thread(self.spec.prepare)
+        except OSError as error:
+            raise EngineUnavailable(f"{self.spec.name} cannot be started: {describe_os_error(error)}.") from error
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         spec = self.spec
-        arguments = [str(spec.stop_grace_s), str(os.getpid()), json.dumps(dict(spec.env)), *spec.argv]
+        self._mark = uuid.uuid4().hex
+        env = json.dumps({**spec.env, MARK: self._mark})
+        arguments = [str(spec.stop_grace_s), str(os.getpid()), str(spec.log_limit_bytes), env, *spec.argv]
         try:
             self.log_path, log = open_log(self.log_path)
         except OSError as error:
             raise EngineUnavailable(
                 f"{spec.name} cannot be started, because its log {self.log_path} cannot be written: {error.strerror}."
             ) from error
-        self._started_at = time.monotonic()
-        with log:
-            return await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-I",
-                "-S",
-                str(SUPERVISOR),
-                *arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        self._started_at, self._ready_at, self._ended_at = time.monotonic(), None, None
+        try:
+            with log:
+                return await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    str(SUPERVISOR),
+                    *arguments,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise EngineUnavailable(f"{spec.name} cannot be started: {describe_os_error(error)}.") from error
+        except asyncio.CancelledError:
+            _kill_marked(self._mark)  # the loop kills the supervisor that nobody has got hold of
+            raise
 
     async def _await_ready(self, process: asyncio.subprocess.Process) -> None:
         import aiohttp  # only a start needs it; who merely reads about an engine does not wait for it
@@ -257,7 +299,13 @@ class EngineProcess:
                         )
                     await asyncio.wait({ended}, timeout=_PROBE_INTERVAL_S)
             if ended.done():
+                await self.wait()
                 raise self.failure()
+            if stranger := held_by_others(self.spec.port, ours=descendants(process.pid)):
+                raise EngineUnavailable(
+                    f"{self.spec.name} cannot use port {self.spec.port}: {stranger} has taken it meanwhile and answers "
+                    "there. Stop it or choose another port."
+                )
         finally:
             ended.cancel()
 
@@ -265,10 +313,18 @@ class EngineProcess:
         import aiohttp
 
         try:
-            async with client.get(self.url + self.spec.ready_path) as response:
+            async with client.get(self.url + self.spec.ready_path, allow_redirects=False) as response:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False  # nobody listens yet, or the engine is still loading
+
+    async def _see_off(self, process: asyncio.subprocess.Process) -> None:
+        """Wait for the supervisor's end. If somebody has killed it, what it watched over is ended here: at once,
+        because later the system may have given the group's number to others."""
+        if await process.wait() == -signal.SIGKILL:
+            _kill_group(process.pid)
+            await asyncio.to_thread(_kill_marked, self._mark)
+        self._ended_at = time.monotonic()
 
     def _log_tail(self) -> str:
         lines = telling_lines(read_tail(self.log_path))
@@ -280,16 +336,31 @@ class EngineProcess:
         )
 
 
-async def _see_off(process: asyncio.subprocess.Process) -> None:
-    """Wait for the supervisor's end. If somebody has killed it, what it watched over is ended here: at once, because
-    later the system may have given the group's number to others."""
-    if await process.wait() == -signal.SIGKILL:
-        _kill_group(process.pid)
-
-
 def _kill_group(number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(number, signal.SIGKILL)
+
+
+def _kill_marked(mark: str) -> None:
+    """KILL what belongs to one start, wherever it has moved: a worker that has left the group, and whose supervisor was
+    killed, is nobody's child. Once more after each round that met somebody, because he may have forked meanwhile."""
+    wanted = f"{MARK}={mark}".encode()
+    for _ in range(100):
+        if not (pids := _marked(wanted)):
+            return
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _marked(wanted: bytes) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):  # on other systems there is no such file
+        with contextlib.suppress(OSError):
+            if wanted in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 def check_port_free(spec: LaunchSpec) -> None:
@@ -298,69 +369,47 @@ def check_port_free(spec: LaunchSpec) -> None:
         try:
             probe.bind((HOST, spec.port))
         except OSError as error:
+            holder = who_listens(spec.port)
             raise EngineUnavailable(
                 f"{spec.name} cannot use port {spec.port}: {error.strerror or error}. "
-                "Stop what listens there or choose another port."
+                f"Stop {holder or 'what listens there'} or choose another port."
             ) from error
 
 
-def open_log(path: Path) -> tuple[Path, IO[bytes]]:
-    """Open a fresh log and keep the previous one as `*.previous.log`.
-
-    The lock lives in the open file that the engine inherits, so it lasts exactly as long as the engine. A log that a
-    running engine writes is left alone, and the next free name is used: vllm.log, vllm-2.log, ...
+def describe_os_error(error: OSError) -> str:
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        candidate = path if number == 1 else path.with_stem(f"{path.stem}-{number}")
-        if not _is_in_use(candidate):
-            break
-    with contextlib.suppress(FileNotFoundError):
-        candidate.replace(candidate.with_suffix(f".previous{candidate.suffix}"))
-    log = candidate.open("wb", buffering=0)
-    with contextlib.suppress(BlockingIOError):  # lost a race for the same name: the two then share the file
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return candidate, log
-
-
-def _is_in_use(log: Path) -> bool:
-    try:
-        with log.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
-def read_tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
-            return file.read().decode("utf-8", "replace")
-    except FileNotFoundError:
-        return ""
-
-
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_COMPLAINT = re.compile(
-    r"error|exception|fail|fatal|cannot|can't|unable|not found|no such|invalid|out of memory", re.IGNORECASE
-)
-
-
-def telling_lines(log: str) -> list[str]:
-    """The few last lines that say what went wrong; just the last lines where none complains."""
-    lines = [clean[:300] for line in re.split(r"[\r\n]+", _ANSI.sub("", log)) if (clean := line.strip())]
-    return ([line for line in lines if _COMPLAINT.search(line)] or lines)[-_LOG_LINES_SHOWN:]
+    >>> describe_os_error(FileNotFoundError(2, "No such file or directory", "/nowhere"))
+    '/nowhere: No such file or directory'
+    """
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def describe_exit(code: int | None) -> str:
-    """A wait code in words.
+    """A wait code in words. A shell tells a signal as 128 and its number.
 
-    >>> describe_exit(1), describe_exit(-9)
-    ('ended with exit code 1', 'was killed by SIGKILL')
+    >>> describe_exit(1), describe_exit(-9), describe_exit(137), describe_exit(-40)
+    ('ended with exit code 1', 'was killed by SIGKILL', 'ended with exit code 137 (SIGKILL)', 'was killed by signal 40')
     """
     if code is None:
         return "is still running"
-    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+    if code < 0:
+        return f"was killed by {_signal_name(-code) or f'signal {-code}'}"
+    name = _signal_name(code - 128)
+    return f"ended with exit code {code}{f' ({name})' if name else ''}"
+
+
+def exit_hint(code: int | None) -> str:
+    """What a person may not think of, for ends that say too little."""
+    if code == 0:
+        return " An engine has to stay in the foreground: one that puts itself into the background is ended."
+    if code in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        return " The system kills in this way when memory runs out."
+    return ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal, or none at all
+        return ""

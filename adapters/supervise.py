@@ -1,11 +1,12 @@
 """The process between Goodgate and an engine. It makes sure that nothing of the engine outlives us.
 
-    python -I -S supervise.py GRACE_S PARENT_PID ENV_JSON COMMAND [ARGUMENT...]
+    python -I -S supervise.py GRACE_S PARENT_PID LOG_LIMIT ENV_JSON COMMAND [ARGUMENT...]
 
 It starts the command and ends with the command's own exit status. It stops the command, and everything the command has
 started, when its standard input closes, when the parent process is gone (however it died), or on TERM, INT and HUP:
-first TERM to the process group, then KILL to whatever is left after the grace. Standard library only, run by path: it
-starts in about 20 ms, and neither the working folder nor PYTHONPATH can change what it does.
+first TERM to the process group, then KILL to whatever is left after the grace. If its standard output is a file that
+outgrows LOG_LIMIT bytes, it cuts the file down to its end. Standard library only, run by path: it starts in about
+20 ms, and neither the working folder nor PYTHONPATH can change what it does.
 
 Why a process of its own: PR_SET_PDEATHSIG reaches only direct children and is bound to the thread that started them.
 Engines start workers, and servers start engines from threads. Here the lifeline is a pipe and a pidfd, which belong to
@@ -19,8 +20,10 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import select
 import signal
+import stat
 import sys
 import time
 from typing import NoReturn
@@ -28,18 +31,22 @@ from typing import NoReturn
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LIFELINE = 0  # standard input: a pipe whose other end only the parent holds
+LOG = 1
+LOG_CHECK_MS = 1000
+LOG_KEPT_BYTES = 1 << 20  # of a log that is cut
 COMMAND_NOT_STARTED = 127  # as a shell reports it
 
 IS_LINUX = sys.platform == "linux"
 
 
 def main(arguments: list[str]) -> NoReturn:
-    grace_s, parent, env, command = float(arguments[0]), int(arguments[1]), json.loads(arguments[2]), arguments[3:]
+    grace_s, parent, log_limit = float(arguments[0]), int(arguments[1]), int(arguments[2])
+    env, command = json.loads(arguments[3]), arguments[4:]
     signals = _signal_pipe()
     if IS_LINUX:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
     engine = _start(command, env)
-    status = _watch(engine, parent, signals)
+    status = _watch(engine, parent, signals, log_limit)
     if status is None:
         os.killpg(0, signal.SIGTERM)
         status = _await_end(engine, time.monotonic() + grace_s)
@@ -67,7 +74,7 @@ def _start(command: list[str], env: dict[str, str]) -> int:
         os._exit(COMMAND_NOT_STARTED)
 
 
-def _watch(engine: int, parent: int, signals: int) -> int | None:
+def _watch(engine: int, parent: int, signals: int, log_limit: int) -> int | None:
     """Wait for the engine's end (its wait status) or for a reason to stop it (None)."""
     poller = select.poll()
     poller.register(LIFELINE, select.POLLIN)
@@ -77,13 +84,25 @@ def _watch(engine: int, parent: int, signals: int) -> int | None:
     if os.getppid() != parent:
         return None
     while True:
-        ready = {fd for fd, _ in poller.poll()}
+        ready = {fd for fd, _ in poller.poll(LOG_CHECK_MS)}
+        _cut_log(log_limit)
         asked_to_stop = signals in ready and any(number != signal.SIGCHLD for number in os.read(signals, 64))
         status = _reap(engine)
         if status is not None:
             return status
         if asked_to_stop or ready - {signals}:
             return None
+
+
+def _cut_log(limit: int) -> None:
+    """Keep the end of a log that has outgrown its limit. The few lines that are written meanwhile may be lost."""
+    log = os.fstat(LOG)
+    if not stat.S_ISREG(log.st_mode) or log.st_size <= limit:
+        return
+    with contextlib.suppress(OSError):  # a log that cannot be cut, on a full disk say, must not end the engine
+        end = os.pread(LOG, min(LOG_KEPT_BYTES, limit // 2), log.st_size - min(LOG_KEPT_BYTES, limit // 2))
+        os.ftruncate(LOG, 0)
+        os.write(LOG, b"[This log had outgrown %d bytes and was cut; its end follows.]\n" % limit + end)
 
 
 def _await_end(engine: int, deadline: float) -> int | None:
@@ -103,14 +122,15 @@ def _kill_rest() -> None:
     while _has_children():
         if not IS_LINUX:
             os.killpg(0, signal.SIGKILL)
-        for pid in _descendants(os.getpid()):
+        for pid in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
         _reap(-1)
 
 
-def _descendants(root: int) -> list[int]:
+def descendants(root: int) -> list[int]:
+    """Every process below this one. The root itself is not among them."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -146,12 +166,15 @@ def _has_children() -> bool:
 
 def _end_like(status: int) -> NoReturn:
     """End as the engine did, so that whoever waits for us reads its exit code or signal."""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        if number != signal.SIGKILL:
-            signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-    os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
+    if os.WIFEXITED(status):
+        os._exit(os.WEXITSTATUS(status))
+    number = os.WTERMSIG(status)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core of ours could take the place of the engine's
+    with contextlib.suppress(OSError, ValueError):  # no handler can be set for KILL, nor for those that libc keeps
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)  # still here: as a shell tells it
 
 
 def _signal_pipe() -> int:

@@ -265,7 +265,7 @@ class Dispatcher:
 
     def _note_failure(self, replica: Replica, trace: Trace, error: GoodgateError) -> None:
         if isinstance(error, EngineUnavailable):
-            self._fleet.mark(replica, State.UNHEALTHY, error.message)
+            self._fleet.note_unavailable(replica, error.message)
         if error.status >= 500:
             logs.warning(
                 _log,

@@ -6,7 +6,10 @@ model = fleet.resolve("default")               # ModelNotFound with the nearest 
 with fleet.generation(replica): ...            # one open generation
 await fleet.close()
 
-STARTING --> READY <--> UNHEALTHY              STARTING --> FAILED (a launched engine that did not start or has died)
+STARTING --> READY <--> UNHEALTHY --> FAILED      from FAILED there is no way back: to wait longer would not help
+
+A launched engine that ends by itself is UNHEALTHY until it has been started again, and FAILED when it goes on crashing
+(see adapters/kept_alive.py).
 """
 
 from __future__ import annotations
@@ -15,21 +18,24 @@ import asyncio
 import difflib
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from adapters.base import EngineAdapter, Load
-from adapters.errors import GoodgateError, ModelNotFound
+from adapters.errors import EngineUnavailable, GoodgateError, ModelNotFound
+from adapters.kept_alive import Ready, Restarting, kept_alive
 from adapters.launch import EngineProcess, launch
 from adapters.model_store import ModelMissing
+from adapters.restart import Policy
 from gateway import logs
 from gateway.config import Config, FindAdapter, ModelConfig, ReplicaConfig, adapter_options
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 30.0
+RESTARTS = Policy()  # of launched engines
 LAUNCHED_SPEAKS = "goodgate_peer"  # how to talk to a launched engine whose own adapter works in process only
 
 _log = logs.logger("fleet")
@@ -54,7 +60,8 @@ class Replica:
     process: EngineProcess | None = None
     state: State = State.STARTING
     reason: str = "It has not answered yet."
-    has_started: bool = False  # its adapter has: until then only its start may say how it fares
+    has_started: bool = False  # it can be asked; while it is False only its start may say how it fares
+    num_restarts: int = 0
     in_flight: int = 0
     load: Load = field(default_factory=Load)
 
@@ -86,6 +93,7 @@ class Fleet:
         self._home = home
         self._starts: list[asyncio.Task[None]] = []
         self.fatal: asyncio.Future[GoodgateError] | None = None
+        self._has_served = False  # some replica was ready once
         self.created = int(time.time())
         self.models = {
             model.name: ServedModel(model, [_replica(model.name, replica) for replica in model.replicas])
@@ -126,6 +134,12 @@ class Fleet:
                 reason=reason,
             )
         replica.state, replica.reason = state, reason
+        self._has_served = self._has_served or state is State.READY
+
+    def note_unavailable(self, replica: Replica, reason: str) -> None:
+        """An attempt could not reach the replica. What is known of a launched engine that is down says more."""
+        if replica.has_started:
+            self.mark(replica, State.UNHEALTHY, reason)
 
     def next_turn(self, model: ServedModel) -> int:
         """The number of this request among the model's requests."""
@@ -136,63 +150,101 @@ class Fleet:
         replica.load = load
 
     def start(self) -> None:
-        """Bring every replica up in the background. A missing model is fatal: waiting would not make it appear."""
+        """Bring every replica up in the background, and keep up those that are launched. `fatal` is set to the error
+        when none of them can ever serve."""
         self.fatal = asyncio.get_running_loop().create_future()
         self._starts = [
             asyncio.create_task(self._bring_up(replica), name=f"start {replica.name}") for replica in self.replicas
         ]
 
     async def close(self) -> None:
-        """Stop starting, close every adapter, stop every launched engine."""
+        """Stop starting, stop every launched engine, close every adapter."""
         for task in self._starts:
             task.cancel()
         await asyncio.gather(*self._starts, return_exceptions=True)
-        results = await asyncio.gather(*(self._shut(replica) for replica in self.replicas), return_exceptions=True)
+        adapters = [replica.adapter for replica in self.replicas if replica.adapter is not None]
+        results = await asyncio.gather(*(adapter.close() for adapter in adapters), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 logs.error(_log, "closing a replica failed", error=result)
 
     async def _bring_up(self, replica: Replica) -> None:
+        try:
+            await (self._keep_alive(replica) if replica.config.launch else self._connect_in_time(replica))
+        except GoodgateError as error:
+            self._fail(replica, error.message)
+        except Exception as error:
+            logs.error(_log, "a replica could not start", replica=replica.name, error=error)
+            self._fail(replica, f"It could not start ({type(error).__name__}); see the log.")
+
+    async def _keep_alive(self, replica: Replica) -> None:
+        """Run the replica's engine until cancelled. Raises when it cannot be started, or crashes time after time."""
+        process = replica.process = await asyncio.to_thread(  # it looks at files
+            launch,
+            replica.engine,
+            home=self._home,
+            model_name=replica.config.model or "",
+            options=replica.config.options,
+            find_adapter=self._find_adapter,
+        )
+        async with aclosing(kept_alive(process, RESTARTS)) as changes:
+            async for change in changes:
+                match change:
+                    case Ready():
+                        await self._reconnect(replica)
+                    case Restarting():
+                        self._note_end(replica, change)
+
+    async def _reconnect(self, replica: Replica) -> None:
+        """Drop the connections to the engine's former life, with what may still wait for an answer on them."""
+        if replica.adapter is not None:
+            await replica.adapter.close()
+        await self._connect(replica)
+
+    def _note_end(self, replica: Replica, end: Restarting) -> None:
+        replica.has_started = False
+        replica.num_restarts += 1
+        replica.load = Load()
+        replica.state = State.UNHEALTHY
+        replica.reason = f"It is started again in {end.delay_s:g} s: {end.failure.message}"
+        logs.warning(
+            _log,
+            "an engine has ended",
+            model=replica.model,
+            replica=replica.name,
+            restart_in_s=end.delay_s,
+            reason=end.failure.message,
+        )
+
+    async def _connect_in_time(self, replica: Replica) -> None:
+        """Connect to an engine that somebody else starts, sooner or later. A missing model will not come by itself."""
         delay_s = FIRST_RETRY_S
         while True:
             try:
-                await self._connect(replica)
-            except ModelMissing as error:
-                self.mark(replica, State.FAILED, error.message)
-                if self.fatal is not None and not self.fatal.done():
-                    self.fatal.set_result(error)
-                return
+                return await self._connect(replica)
+            except ModelMissing:
+                raise
             except GoodgateError as error:
-                if replica.config.launch:
-                    self.mark(replica, State.FAILED, error.message)
-                    return
                 self.mark(replica, State.UNHEALTHY, error.message)
-            except Exception as error:
-                logs.error(_log, "a replica could not start", replica=replica.name, error=error)
-                self.mark(replica, State.FAILED, f"It could not start ({type(error).__name__}); see the log.")
-                return
-            else:
-                return
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, LAST_RETRY_S)
 
     async def _connect(self, replica: Replica) -> None:
-        """Start the engine if it is ours to start, then the adapter; READY or UNHEALTHY as its health says."""
-        if replica.config.launch and replica.process is None:
-            process = await asyncio.to_thread(  # it looks at files and may convert the model
-                launch,
-                replica.engine,
-                home=self._home,
-                model_name=replica.config.model or "",
-                options=replica.config.options,
-            )
-            await process.start()
-            replica.process = process
+        """Start the adapter; READY or UNHEALTHY as the engine's health says."""
         adapter = replica.adapter = replica.adapter or self._new_adapter(replica)
         await adapter.start()
         replica.has_started = True
         health = await adapter.health()
         self.mark(replica, State.READY if health.ready else State.UNHEALTHY, health.reason)
+
+    def _fail(self, replica: Replica, reason: str) -> None:
+        """The replica will not serve. When none will, and none ever has, a start of the gateway makes no sense."""
+        replica.has_started = False
+        self.mark(replica, State.FAILED, reason)
+        if self._has_served or self.fatal is None or self.fatal.done():
+            return
+        if all(each.state is State.FAILED for each in self.replicas):
+            self.fatal.set_result(EngineUnavailable(_why_none_serves(self.replicas)))
 
     def _new_adapter(self, replica: Replica) -> EngineAdapter[Any]:
         adapter = self._find_adapter(replica.engine)
@@ -202,13 +254,12 @@ class Fleet:
             adapter = self._find_adapter(LAUNCHED_SPEAKS)
         return adapter(adapter.Options(url=replica.process.url))
 
-    async def _shut(self, replica: Replica) -> None:
-        try:
-            if replica.adapter is not None:
-                await replica.adapter.close()
-        finally:
-            if replica.process is not None:
-                await replica.process.stop()
+
+def _why_none_serves(replicas: list[Replica]) -> str:
+    if len(replicas) == 1:
+        return replicas[0].reason
+    reasons = "".join(f"\n  {replica.name} of {replica.model}: {replica.reason}" for replica in replicas)
+    return f"None of the {len(replicas)} replicas can serve:{reasons}"
 
 
 def _replica(model: str, config: ReplicaConfig) -> Replica:

@@ -16,8 +16,6 @@ from gateway.fleet import Fleet, Replica, State
 
 _log = logs.logger("health")
 
-NO_RESTART = "It is not restarted automatically; restart the gateway."
-
 
 async def watch(fleet: Fleet, config: HealthConfig) -> None:
     """Probe all replicas every `interval_s`, until cancelled."""
@@ -27,11 +25,8 @@ async def watch(fleet: Fleet, config: HealthConfig) -> None:
 
 
 async def probe(fleet: Fleet, replica: Replica, timeout_s: float) -> None:
-    """Ask one replica and write down what it said. A replica that has not started yet is left to its start."""
-    if replica.process is not None and not replica.process.is_running:
-        if replica.state is not State.FAILED:
-            fleet.mark(replica, State.FAILED, f"{replica.process.failure().message} {NO_RESTART}")
-        return
+    """Ask one replica and write down what it said. One that has not started yet, or has to be started again, is left to
+    its start: to connect to a local port where nobody listens can even keep the engine from getting it back."""
     if replica.adapter is None or not replica.has_started or replica.state in (State.STARTING, State.FAILED):
         return
     try:
@@ -45,4 +40,6 @@ async def probe(fleet: Fleet, replica: Replica, timeout_s: float) -> None:
         health = Health(False, f"Its health probe failed ({type(error).__name__}); see the log.")
     else:
         fleet.note_load(replica, load)
+    if not replica.has_started:
+        return  # its engine has ended meanwhile, and what it said before is no news
     fleet.mark(replica, State.READY if health.ready else State.UNHEALTHY, health.reason)

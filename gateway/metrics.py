@@ -5,9 +5,12 @@ A model that clients ask for and nobody serves is counted as "other": a label mu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from adapters.types import Usage
 from gateway.fleet import Fleet, Replica
@@ -59,6 +62,7 @@ class Metrics:
             labels = _labels(replica)
             in_flight.labels(*labels).set_function(partial(_in_flight, replica))
             ready.labels(*labels).set_function(partial(_is_ready, replica))
+        self.registry.register(_Restarts(fleet))
 
     def answered(self, *, model: str, route: str, status: int, code: str, duration_s: float) -> None:
         model = model if model in self._models else OTHER
@@ -79,6 +83,21 @@ class Metrics:
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _Restarts(Collector):
+    """A counter that reads the fleet when it is scraped, for the replicas that the gateway launches."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._launched = [replica for replica in fleet.replicas if replica.config.launch]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        restarts = CounterMetricFamily(
+            "goodgate_replica_restarts", "Ends of a launched engine after which it was started again.", labels=_REPLICA
+        )
+        for replica in self._launched:
+            restarts.add_metric(_labels(replica), replica.num_restarts)
+        yield restarts
 
 
 def _in_flight(replica: Replica) -> float:

@@ -80,6 +80,7 @@ def _replica_status(replica: Replica) -> dict[str, Any]:
         "in_flight": replica.in_flight,
         "load": replica.load,
         "launched": replica.config.launch,
+        "restarts": replica.num_restarts,
     }
 
 

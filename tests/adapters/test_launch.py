@@ -3,110 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
-import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 
+from adapters.engine_log import KEPT, open_log, telling_lines
 from adapters.errors import EngineUnavailable
-from adapters.launch import EngineProcess, LaunchSpec, free_port, open_log, telling_lines
-
-ROOT = Path(__file__).parents[2]
-
-# A twin of an engine: it answers /health after a while; its worker ignores TERM and has left the process group.
-ENGINE = """
-import http.server, os, signal, subprocess, sys, time
-
-port, delay_s, mode = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
-pids = os.environ["PID_FOLDER"]
-open(f"{pids}/{os.getpid()}", "w").close()
-if "worker" in mode:
-    code = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); " \\
-           "open(os.environ['PID_FOLDER'] + '/' + str(os.getpid()), 'w').close(); time.sleep(600)"
-    subprocess.Popen([sys.executable, "-c", code], start_new_session="loyal" not in mode)
-if "deaf" in mode:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("loading", flush=True)
-time.sleep(delay_s)
-if "dies" in mode:
-    print("\\x1b[31mRuntimeError: the weights are not there\\x1b[0m\\n\\n", file=sys.stderr, flush=True)
-    print("shutting down", flush=True)
-    sys.exit(3)
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        if self.path == "/crash":
-            os.kill(os.getpid(), signal.SIGSEGV)
-            time.sleep(60)  # the signal may reach another thread, and this one must not answer meanwhile
-        self.send_response(503 if "sick" in mode else 200)
-        self.end_headers()
-    def log_message(self, *args):
-        pass
-
-http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
-"""
-
-
-class Twin:
-    """Makes launch specs of the twin, and knows which of its processes still live."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.pids = folder / "pids"
-        self.pids.mkdir()
-        self.script = folder / "engine.py"
-        self.script.write_text(ENGINE)
-        self.log = folder / "logs" / "twin.log"
-
-    def spec(
-        self, mode: str = "plain", *, delay_s: float = 0.0, timeout_s: float = 20.0, grace_s: float = 5
-    ) -> LaunchSpec:
-        port = free_port()
-        return LaunchSpec(
-            name="twin",
-            argv=(sys.executable, str(self.script), str(port), str(delay_s), mode),
-            env={"PID_FOLDER": str(self.pids)},
-            port=port,
-            ready_timeout_s=timeout_s,
-            stop_grace_s=grace_s,
-        )
-
-    def process(self, mode: str = "plain", **settings: float) -> EngineProcess:
-        return EngineProcess(self.spec(mode, **settings), self.log)
-
-    def alive(self) -> list[int]:
-        return [int(path.name) for path in self.pids.iterdir() if _is_alive(int(path.name))]
-
-    def wait_for(self, count: int, timeout_s: float = 10) -> None:
-        deadline = time.monotonic() + timeout_s
-        while len(self.alive()) != count:
-            assert time.monotonic() < deadline, f"{len(self.alive())} processes live, expected {count}"
-            time.sleep(0.02)
-
-
-def _is_alive(pid: int) -> bool:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-@pytest.fixture
-def twin(tmp_path: Path) -> Iterator[Twin]:
-    twin = Twin(tmp_path)
-    yield twin
-    left = twin.alive()
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert not left, "processes outlived the test"
+from adapters.launch import EngineProcess, LaunchSpec, describe_exit, free_port, launch
+from tests.adapters.engine_twin import Twin, parent_of, until
 
 
 async def test_the_engine_answers_when_start_returns_and_is_gone_when_stop_returns(twin: Twin) -> None:
@@ -213,54 +124,33 @@ async def test_a_start_that_is_cancelled_leaves_nothing_running(twin: Twin) -> N
     assert twin.alive() == []
 
 
-PARENT = """
-import asyncio, sys, threading
-sys.path.insert(0, sys.argv[1])
-from pathlib import Path
-from adapters.launch import EngineProcess, LaunchSpec
-env, port, argv = {"PID_FOLDER": sys.argv[2]}, int(sys.argv[3]), tuple(sys.argv[5:])
-spec = LaunchSpec(name="twin", argv=argv, env=env, port=port, stop_grace_s=0.3)
-async def main():
-    process = EngineProcess(spec, Path(sys.argv[4]))
-    await process.start()
-    print(process.pid, flush=True)
-    await asyncio.sleep(600)
-if "thread" in spec.argv[-1]:
-    worker = threading.Thread(target=asyncio.run, args=(main(),))
-    worker.start(); worker.join()
-else:
-    asyncio.run(main())
-"""
-
-
-@contextlib.contextmanager
-def parent_of(twin: Twin, mode: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A process that runs the twin; yields it and the supervisor's pid once the engine is ready."""
-    spec = twin.spec(mode)
-    command = [sys.executable, "-c", textwrap.dedent(PARENT), str(ROOT), str(twin.pids), str(spec.port), str(twin.log)]
-    with subprocess.Popen([*command, *spec.argv], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        try:
-            yield parent, int(parent.stdout.readline())
-        finally:
-            parent.kill()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the twin's processes are counted in /proc")
-@pytest.mark.parametrize("mode", ["worker", "worker-thread"])
+@pytest.mark.parametrize("mode", ["worker", "worker thread"])
 def test_no_process_of_the_engine_survives_a_kill_of_the_parent(twin: Twin, mode: str) -> None:
-    with parent_of(twin, mode) as (parent, _):
+    with parent_of(twin, mode) as parent:
+        assert parent.await_change()[0] == "Ready"
         twin.wait_for(2)
-        parent.kill()
+        parent.process.kill()
         twin.wait_for(0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_the_engine_dies_with_a_supervisor_that_is_killed(twin: Twin) -> None:
-    with parent_of(twin, "plain") as (_, supervisor):
-        twin.wait_for(1)
+    with parent_of(twin, "plain") as parent:
+        _, supervisor = parent.await_change()
         os.kill(supervisor, signal.SIGKILL)
         twin.wait_for(0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are found in /proc")
+async def test_a_worker_that_left_the_group_does_not_survive_a_kill_of_the_supervisor(twin: Twin) -> None:
+    process = twin.process("worker")
+    await process.start()
+    await twin.come_to(2)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    assert await process.wait() == -signal.SIGKILL
+    await twin.come_to(0)
 
 
 async def test_stop_cleans_up_after_a_supervisor_that_was_killed(twin: Twin) -> None:
@@ -289,13 +179,98 @@ async def test_the_workers_of_a_supervisor_that_was_killed_end_without_waiting_f
     assert killed == []  # by now the group's number may be somebody else's
 
 
-def test_the_log_of_the_run_before_is_kept_beside_the_new_one(tmp_path: Path) -> None:
-    for text in (b"first", b"second", b"third"):
+async def test_an_engine_that_puts_itself_into_the_background_is_ended_and_told_to_stay(twin: Twin) -> None:
+    process = twin.process("daemon sick")
+    with pytest.raises(EngineUnavailable, match=r"exit code 0 .*has to stay in the foreground"):
+        await process.start()
+    assert twin.num_starts() == 1
+    assert twin.alive() == []
+
+
+async def test_an_engine_that_accepts_and_never_answers_is_late(twin: Twin) -> None:
+    began = time.monotonic()
+    with pytest.raises(EngineUnavailable, match=r"was not ready after 0\.5 s"):
+        await twin.process("hung", timeout_s=0.5).start()
+    assert time.monotonic() - began < 10
+    assert twin.alive() == []
+
+
+async def test_an_answer_that_points_elsewhere_is_no_readiness(twin: Twin) -> None:
+    with pytest.raises(EngineUnavailable, match="was not ready"):
+        await twin.process("elsewhere", timeout_s=0.5).start()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="who listens is read from /proc")
+async def test_a_stranger_that_took_the_port_meanwhile_is_not_mistaken_for_the_engine(twin: Twin) -> None:
+    process = twin.process(delay_s=60)
+    starting = asyncio.create_task(process.start())
+    await twin.come_to(1)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", process.spec.port):
+        with pytest.raises(EngineUnavailable, match=rf"port {process.spec.port}: .*\(pid {os.getpid()}\) has taken it"):
+            await starting
+    assert twin.alive() == []
+
+
+async def test_a_log_without_end_is_cut_and_its_end_is_kept(twin: Twin) -> None:
+    async with twin.process("talks", log_limit=100_000):  # it writes 20 MB
+        await until(lambda: twin.log.read_bytes().startswith(b"[This log had outgrown 100000 bytes and was cut;"))
+        await until(lambda: twin.log.stat().st_size <= 100_000)
+        assert twin.log.read_bytes().endswith(b"the last word\n")
+
+
+async def test_a_folder_that_cannot_be_written_is_a_sentence_and_no_traceback(twin: Twin) -> None:
+    (twin.folder / "file").touch()
+    spec = msgspec.structs.replace(twin.spec(), prepare=(twin.folder / "file" / "folder").mkdir)
+    with pytest.raises(EngineUnavailable, match=r"twin cannot be started: .*file/folder: Not a directory"):
+        await EngineProcess(spec, twin.log).start()
+    with pytest.raises(EngineUnavailable, match=r"vllm cannot be started: .*file/.*: Not a directory"):
+        launch("vllm", home=twin.folder / "file", model_name="m")
+
+
+async def test_starts_cancelled_at_any_moment_leave_nothing_running(twin: Twin) -> None:
+    for number in range(15):
+        process = twin.process("worker", delay_s=0.3, grace_s=0.1)
+        starting = asyncio.create_task(process.start())
+        await asyncio.sleep(number * 0.02)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        await twin.come_to(0)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGABRT, "SIGABRT"), (signal.SIGRTMIN + 6, "signal 40")]
+)
+async def test_whatever_signal_ends_the_engine_is_told_as_it_was(twin: Twin, number: int, words: str) -> None:
+    async with twin.process() as process:
+        for pid in twin.alive():
+            os.kill(pid, number)
+        assert await process.wait() == -number
+        assert f"was killed by {words} " in process.failure().message
+        told = process.failure().message
+        await asyncio.sleep(0.2)
+        assert process.failure().message == told, "its age at its end must not grow afterwards"
+
+
+def test_ends_that_a_shell_tells_are_translated() -> None:
+    assert describe_exit(137) == "ended with exit code 137 (SIGKILL)"
+    assert describe_exit(255) == "ended with exit code 255"
+
+
+def test_the_logs_of_the_last_starts_are_kept_and_no_more(tmp_path: Path) -> None:
+    for number in range(KEPT + 3):
         path, log = open_log(tmp_path / "logs" / "vllm.log")
         with log:
-            log.write(text)
-    assert path.read_bytes() == b"third"
-    assert path.with_name("vllm.previous.log").read_bytes() == b"second"
+            log.write(b"%d" % number)
+    ages = ["vllm.log", *(f"vllm.log.{age}" for age in range(1, KEPT + 1))]
+    assert sorted(file.name for file in path.parent.iterdir()) == ages
+    assert [int((path.parent / name).read_text()) for name in ages] == list(range(KEPT + 2, 1, -1))
 
 
 def test_two_engines_of_one_kind_do_not_share_a_log(tmp_path: Path) -> None:
@@ -310,3 +285,7 @@ def test_the_telling_lines_are_the_complaints_or_else_the_last_lines() -> None:
     assert telling_lines("a\n\x1b[1mValueError: no\x1b[0m\r\n\nbye\n") == ["ValueError: no"]
     assert telling_lines("one\n\ntwo") == ["one", "two"]
     assert telling_lines("") == []
+
+
+def test_nothing_that_an_engine_writes_can_command_a_terminal() -> None:
+    assert telling_lines("\x1b]0;owned\x07error:\x00 \x1b[?25lno\x9b2J\x07") == ["error:  no 2J"]

@@ -17,7 +17,6 @@ import pytest
 
 from adapters.errors import EngineUnavailable
 from adapters.fake import Adapter as FakeAdapter
-from adapters.model_store import Manifest
 from gateway.app import DISPATCHER
 from gateway.logs import JSONLines, TextLines
 from tests.gateway.rig import HELLO, Reply, Script, Start, Upstream, fake, fake_model, model, until
@@ -214,42 +213,6 @@ async def test_an_engine_that_cannot_start_goes_on_saying_why(start: Start) -> N
     assert (status, body["error"]["code"]) == (503, "engine_unavailable")
     await asyncio.sleep(0.1)  # several probes
     assert (await gateway.get("/ready"))[1]["waiting_for"] == {"m": {"unable-0": "It needs torch."}}
-
-
-def put_model(home: Path, name: str) -> None:
-    """A model in the store, as far as the fake engine looks at one."""
-    folder = home / "models" / name
-    folder.mkdir(parents=True)
-    (folder / "model.gguf").write_bytes(b"GGUF")
-    import msgspec
-
-    (folder / "manifest.json").write_bytes(msgspec.json.encode(Manifest("gguf", "test", {})))
-
-
-async def test_a_launched_engine_serves_and_its_death_is_seen(start: Start, tmp_path: Path) -> None:
-    put_model(tmp_path, "tiny")
-    launched = {"engine": "fake", "launch": True, "model": "tiny", "options": {"ttft_ms": 1, "itl_ms": 0, "tokens": 3}}
-    gateway = await start(model(launched), health={"interval_s": 0.1}, is_ready=False)
-    await until(lambda: all(model.is_ready for model in gateway.fleet.models.values()), timeout_s=20)
-    status, body, headers = await gateway.chat()
-    assert (status, headers["x-goodgate-engine"]) == (200, "fake")
-    assert body["usage"]["completion_tokens"] == 3
-    process = gateway.fleet.replicas[0].process
-    assert process is not None
-    await process.stop()  # as if it had died
-    await until(lambda: gateway.fleet.replicas[0].state.value == "failed")
-    status, body = await gateway.get("/admin/status")
-    assert "not restarted automatically" in body["models"][0]["replicas"][0]["reason"]
-    assert (await gateway.chat())[0] == 503
-
-
-async def test_a_launched_engine_without_its_model_is_fatal_and_says_what_to_do(start: Start) -> None:
-    launched = {"engine": "native", "launch": True, "model": "absent"}
-    gateway = await start(model(launched), is_ready=False)
-    assert gateway.fleet.fatal is not None
-    error = await asyncio.wait_for(gateway.fleet.fatal, 5)
-    assert "'absent'" in error.message
-    assert "goodgate models" in error.message
 
 
 def test_importing_the_gateway_loads_no_heavy_library() -> None:
