@@ -158,10 +158,10 @@ class Upstream:
     requests: list[Request] = field(default_factory=list)
     num_closed: int = 0  # connections that the other side has ended
 
-    def replica(self, name: str | None = None, **options: Any) -> dict[str, Any]:
+    def replica(self, name: str | None = None, engine: str = "vllm", **options: Any) -> dict[str, Any]:
         named = {} if name is None else {"name": name}
         url = f"http://127.0.0.1:{self.port}"
-        return {"engine": "vllm", **named, "options": {"url": url, "model": "served", **options}}
+        return {"engine": engine, **named, "options": {"url": url, "model": "served", **options}}
 
     @property
     def num_generations(self) -> int:
@@ -292,7 +292,7 @@ async def _serve_connection(
     if path == "/health":
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         return
-    if not path.startswith("/v1/"):
+    if not path.startswith(("/v1/", "/tokenize", "/detokenize")):
         writer.write(b"HTTP/1.1 404 X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         return
     request = Request(path, headers, body)
