@@ -40,7 +40,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     conversions: Mapping[str, Callable[[Any], object]] = {}  # of values, keyed by our names
     completion_logprobs_look_like_chat: bool = False
     counts_each_choice: bool = False  # a usage for each choice, where others send one for all
-    repeats_tool_heads: bool = False  # in every delta of a tool call, and no finish reason ever says `tool_calls`
+    repeats_tool_heads: bool = False  # in every delta of a tool call; a wrong finish reason, or none, follows the last
 
 
 # ---------------------------------------------------------------------------------------------------------- requests
@@ -224,9 +224,18 @@ class StreamReader:
     def finish(self) -> list[Chunk]:
         """The stream is over: what was left in it, and the usage. Raises `StreamInterrupted` if it ended too early."""
         rest = list(self._read(self._splitter.close()))
+        if self._repeats_tool_heads and self._usage is not None:  # the account comes with the last token only
+            rest.extend(self._untold_ends())
         if len(self._finished) < self._num_choices:
             raise StreamInterrupted(f"The stream of the engine {self._engine!r} ended before its finish reason.")
         return [*rest, Chunk(usage=self.account())]
+
+    def _untold_ends(self) -> list[Chunk]:
+        """The ends of choices that called a tool, or reached their limit before the call's name was whole."""
+        called = {index for index, _ in self._calls}
+        open_choices = sorted(set(range(self._num_choices)) - self._finished)
+        self._finished.update(open_choices)
+        return [Chunk(index=each, finish_reason="tool_calls" if each in called else "length") for each in open_choices]
 
     def _read(self, events: list[Event]) -> Iterator[Chunk]:
         for event in events:

@@ -12,15 +12,16 @@ Both routes:
 - The seed has 64 bits without a sign.
 - It drops a request only at the token after its client has left.
 
-`/generate_stream`: one token an event, special ones included (they are no text); the finish reason and the counts are
+`/generate_stream`: one token an event, special ones included (they are no text, but some mark tool calls); the finish reason and the counts are
 in the `details` of the last; EOF ends the stream. Unless told otherwise it is greedy and stops at 100 tokens, so
 `do_sample` is always sent, and null for "until the context ends". It adds a beginning-of-sequence token itself. At most
 five alternatives, and four stop strings.
 
 The OpenAI route: `model` chooses a LoRA adapter, so the name there is `tgi`; `stop` must be a list; presence_penalty x
 would become a repetition penalty of x + 2, so it is refused, and so are fields that it ignores. Finish reasons of
-completions are its own words, and of chats too: `tool_calls` is never among them. A message with content loses its tool
-calls, even if the content is empty, so beside tool calls none is sent.
+completions are its own words, and of chats too: `tool_calls` is never among them, and a stream that calls a tool ends
+with the account and no reason at all. A message with content loses its tool calls, even if the content is empty, so
+beside tool calls none is sent.
 
 Token ids: `/tokenize` always adds the special tokens, and `/chat_tokenize` applies its own template, which is that of
 the OpenAI route; for the other, messages become text here first. There is no way back to text, and no embeddings.
@@ -41,10 +42,12 @@ from adapters.base import ModelInfo
 from adapters.config import goodgate_home
 from adapters.engine_client import Exchange, Post
 from adapters.errors import GoodgateError, InvalidRequest, UnsupportedParameter
-from adapters.generate_http import GenerateReader, Piece, StopCutter, choices_apart, token_count
+from adapters.generate_http import GenerateReader, Piece, StopCutter, call_reader, choices_apart, token_count
 from adapters.model_text import ModelText, text_prompt
 from adapters.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter, SideRoutes
 from adapters.openai_wire import Dialect, StreamReader, request_body
+from adapters.tool_calls import Offer, ToolParser, call_schema, offered, with_tools
+from adapters.tool_text import TOOL_TOKENS, ToolFormat
 from adapters.types import ChatRequest, Chunk, GenerateRequest, TokenizeRequest, Tokens, Usage
 
 COMMON = {"max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "n", "stop", "frequency_penalty"}
@@ -58,6 +61,7 @@ MAX_ALTERNATIVES = 5
 class TGIOptions(HTTPOptions):
     route: Literal["generate", "openai"] | None = None
     chat_template: str = ""  # a model of the store, a Hugging Face folder or a Jinja file
+    tool_parser: ToolParser = "auto"  # for /generate_stream: how the model writes tool calls
     adapter_id: str = ""  # a LoRA adapter that the server has loaded
 
 
@@ -77,6 +81,7 @@ class Adapter(OpenAIHTTPAdapter[TGIOptions]):
         super().__init__(options)
         self._is_native = (options.route or ("generate" if options.chat_template else "openai")) == "generate"
         self._text: ModelText | None = None
+        self._tool_format: ToolFormat | None = None
         if self._is_native:
             has_chat = bool(options.chat_template)
             self.capabilities = msgspec.structs.replace(
@@ -86,6 +91,8 @@ class Adapter(OpenAIHTTPAdapter[TGIOptions]):
     async def start(self) -> None:
         if self._is_native and self.options.chat_template:
             self._text = await asyncio.to_thread(ModelText.load, self.options.chat_template, goodgate_home())
+            self._tool_format = self._text.tool_format(self.options.tool_parser, hides_special_tokens=False)
+            self.capabilities = with_tools(self.capabilities, self._tool_format)
         await super().start()
 
     async def models(self) -> list[ModelInfo]:
@@ -135,10 +142,13 @@ class Adapter(OpenAIHTTPAdapter[TGIOptions]):
 
     async def exchange(self, request: GenerateRequest, request_id: str) -> Exchange:
         if self._is_native:
-            own_parse = partial(parse, with_logprobs=_wants_logprobs(request))
+            offer = offered(request, self.engine)
+            own_parse = partial(parse, with_logprobs=_wants_logprobs(request), with_tool_tokens=offer is not None)
             reader = GenerateReader(self.engine, request, own_parse, on_unknown_reason=self.count_unknown_reason)
-            body = native_body(request, text_prompt(request, self._text), self.options.adapter_id)
-            return Exchange(path="/generate_stream", body=body, reader=reader)
+            body = native_body(request, text_prompt(request, self._text), self.options.adapter_id, offer)
+            return Exchange(
+                path="/generate_stream", body=body, reader=call_reader(reader, request, offer, self._tool_format)
+            )
         openai = await super().exchange(request, request_id)
         assert isinstance(openai.reader, StreamReader)
         reader_with_stops = StopCutter(openai.reader, request.stop_strings)
@@ -172,7 +182,9 @@ def _to_leave_out(request: GenerateRequest) -> set[str]:
     return names | {"top_p", "top_k", "seed"} if _is_greedy(request) else names
 
 
-def native_body(request: GenerateRequest, prompt: str, adapter_id: str = "") -> dict[str, Any]:
+def native_body(
+    request: GenerateRequest, prompt: str, adapter_id: str = "", offer: Offer | None = None
+) -> dict[str, Any]:
     parameters: dict[str, Any] = {
         "max_new_tokens": request.token_limit,
         "do_sample": not _is_greedy(request),
@@ -194,6 +206,8 @@ def native_body(request: GenerateRequest, prompt: str, adapter_id: str = "") -> 
         parameters["top_n_tokens"] = alternatives
     if isinstance(request, ChatRequest) and (grammar := _grammar(request)) is not None:
         parameters["grammar"] = grammar
+    if offer is not None and offer.must_call:
+        parameters["grammar"] = {"type": "json", "value": call_schema(offer)}
     if adapter_id:
         parameters["adapter_id"] = adapter_id
     return {"inputs": prompt, "parameters": parameters}
@@ -260,11 +274,12 @@ class _Event(Struct):
 _events = msgspec.json.Decoder(_Event)
 
 
-def parse(data: bytes, *, with_logprobs: bool = False) -> Piece:
+def parse(data: bytes, *, with_logprobs: bool = False, with_tool_tokens: bool = False) -> Piece:
     event = _events.decode(data)
     token, details = event.token, event.details
+    is_text = not token.special or (with_tool_tokens and token.text in TOOL_TOKENS)
     return Piece(
-        text="" if token.special else token.text,
+        text=token.text if is_text else "",
         finish_reason=details.finish_reason if details else None,
         prompt_tokens=token_count(details.input_length) if details else None,
         completion_tokens=token_count(details.generated_tokens) if details else None,

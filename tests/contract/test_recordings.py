@@ -19,7 +19,7 @@ from adapters.generate_http import GenerateReader
 from adapters.openai_wire import StreamReader
 from adapters.registry import adapter_class
 from adapters.tgi import parse
-from adapters.types import Chunk
+from adapters.types import Chunk, Usage
 from tests.contract.conftest import chat, completion
 from tests.contract.twin import event, events
 
@@ -29,6 +29,7 @@ PLACES = [
     ROOT / "shared/data",
     ROOT.parent / "shared/data",
 ]
+USAGE = {"prompt_tokens": 9, "completion_tokens": 7}
 FOLDER = next((place for place in PLACES if (place / "tgi").is_dir()), None)
 
 
@@ -49,6 +50,14 @@ def read(reader: Any, stream: bytes) -> list[Chunk]:
 
 def text_of(chunks: list[Chunk]) -> str:
     return "".join(chunk.text for chunk in chunks)
+
+
+def reasons_of(chunks: list[Chunk]) -> list[str]:
+    return [chunk.finish_reason for chunk in chunks if chunk.finish_reason is not None]
+
+
+def usage_of(told: dict[str, Any]) -> Usage:
+    return Usage(told["prompt_tokens"], told["completion_tokens"])
 
 
 def native_replies(path: Path) -> list[dict[str, Any]]:
@@ -104,8 +113,10 @@ def test_the_chunks_of_tgis_openai_route_read_as_what_they_say(path: Path) -> No
     num_choices = max(choice["index"] for choice in choices) + 1
     is_chat = payloads[0]["object"] == "chat.completion.chunk"
     request = chat(n=num_choices) if is_chat else completion(n=num_choices, max_tokens=64)
+    usages = [payload["usage"] for payload in payloads if payload.get("usage")]
+    account = [] if usages else [{"choices": [], "usage": USAGE}]  # we always ask for it; whoever recorded did not
     reader = StreamReader("tgi", request, adapter_class("tgi").dialect)  # type: ignore[attr-defined]
-    chunks = list(reader.feed(events(payloads)))
+    chunks = read(reader, events([*payloads, *account]))
     for index in range(num_choices):
         own = [choice for choice in choices if choice["index"] == index]
         said = "".join(choice.get("text") or (choice.get("delta") or {}).get("content") or "" for choice in own)
@@ -118,11 +129,40 @@ def test_the_chunks_of_tgis_openai_route_read_as_what_they_say(path: Path) -> No
             call["function"]["arguments"] for call in calls
         ]
         assert [bool(call["function"].get("name")) for call in read_calls] == [n == 0 for n in range(len(calls))]
-    usages = [payload["usage"] for payload in payloads if payload.get("usage")]
-    if usages:
-        account = reader.account()
-        told = (usages[-1]["prompt_tokens"], usages[-1]["completion_tokens"])
-        assert (account.prompt_tokens, account.completion_tokens) == told
+        told = [choice["finish_reason"] for choice in own if choice["finish_reason"]]
+        wanted = ["tool_calls"] if calls else [{"length": "length"}.get(reason, "stop") for reason in told]
+        assert reasons_of([chunk for chunk in chunks if chunk.index == index]) == wanted
+    assert chunks[-1].usage == usage_of(usages[-1] if usages else USAGE)
+
+
+def whole_replies(path: Path) -> list[dict[str, Any]]:
+    recorded = json.loads(path.read_text())
+    replies = recorded if isinstance(recorded, list) else [recorded]
+    if not all("choices" in each and each.get("usage") for each in replies):  # events of a stream come without usage
+        return []
+    return [each for each in replies if each["object"] == "text_completion" or "message" in each["choices"][0]]
+
+
+@pytest.mark.parametrize("path", recordings("tgi/**/*.json", whole_replies))
+def test_a_whole_answer_of_tgis_openai_route_streamed_in_one_piece_reads_as_what_it_says(path: Path) -> None:
+    for reply in whole_replies(path):
+        choices = [{**each, "delta": each.get("message")} for each in reply["choices"]]
+        is_chat = reply["object"] == "chat.completion"
+        request = chat(n=len(choices)) if is_chat else completion(n=len(choices), max_tokens=512)
+        reader = StreamReader("tgi", request, adapter_class("tgi").dialect)  # type: ignore[attr-defined]
+        chunks = read(reader, events([{**reply, "choices": choices}]))
+        for each in reply["choices"]:
+            own = [chunk for chunk in chunks if chunk.index == each["index"]]
+            said = each.get("text") if not is_chat else each["message"].get("content")
+            assert text_of(own) == (said or "")
+            calls = (each.get("message") or {}).get("tool_calls") or []
+            read_calls = [
+                call for chunk in own if chunk.tool_calls is not None for call in json.loads(bytes(chunk.tool_calls))
+            ]
+            assert [call["function"] for call in read_calls] == [call["function"] for call in calls]
+            own_reason = "length" if each["finish_reason"] == "length" else "stop"
+            assert reasons_of(own) == ["tool_calls" if calls else own_reason]
+        assert chunks[-1].usage == usage_of(reply["usage"])
 
 
 def is_openai(path: Path) -> bool:
