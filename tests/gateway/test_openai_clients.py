@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
+import huggingface_hub
+import huggingface_hub.errors
 import openai
 import pytest
 
@@ -198,3 +201,25 @@ async def test_the_clients_errors_have_their_class_and_code(start: Start) -> Non
     with pytest.raises(openai.BadRequestError) as refused:
         await gateway.openai.chat.completions.create(**HELLO, temperature=9)
     assert refused.value.param == "temperature"
+
+
+async def test_the_client_of_hugging_face_chats_whole_streamed_and_refused(start: Start) -> None:
+    gateway = await start(fake_model(tokens=4))
+
+    def ask() -> tuple[Any, list[Any]]:
+        with huggingface_hub.InferenceClient(base_url=f"{gateway.url}/v1", api_key="none") as client:
+            whole = client.chat_completion(HELLO["messages"], model="m", max_tokens=3)
+            stream = client.chat_completion(
+                HELLO["messages"], model="m", max_tokens=3, stream=True, stream_options={"include_usage": True}
+            )
+            streamed = list(stream)
+            with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match="temperature") as refused:
+                client.chat_completion(HELLO["messages"], model="m", temperature=9)
+            assert refused.value.response.status_code == 400
+            return whole, streamed
+
+    whole, streamed = await asyncio.to_thread(ask)
+    assert whole.choices[0].finish_reason == streamed[-2].choices[0].finish_reason == "length"
+    assert whole.choices[0].message.content == "".join(e.choices[0].delta.content or "" for e in streamed[:-1])
+    assert dict(streamed[-1].usage) == {key: whole.usage[key] for key in streamed[-1].usage}
+    assert whole.usage.completion_tokens == 3
