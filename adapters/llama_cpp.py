@@ -23,13 +23,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncGenerator
 from typing import Any, ClassVar
 
 import msgspec
 from msgspec import Struct
 
 from adapters.base import ModelInfo
-from adapters.engine_client import Exchange, Post
+from adapters.engine_client import Post
 from adapters.errors import GoodgateError, InvalidRequest
 from adapters.launch import Installable
 from adapters.openai_http import (
@@ -41,7 +42,7 @@ from adapters.openai_http import (
 )
 from adapters.openai_wire import Dialect
 from adapters.side_routes import read_text
-from adapters.types import ChatRequest, CompletionRequest, GenerateRequest, TokenizeRequest, Tokens
+from adapters.types import ChatRequest, Chunk, CompletionRequest, GenerateRequest, TokenizeRequest, Tokens
 
 LIMITS = {"max_tokens", "max_completion_tokens", "ignore_eos", "stop", "n"}
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"}
@@ -128,12 +129,13 @@ class Adapter(Installable, OpenAIHTTPAdapter[EmbeddingOptions]):
             body["tool_choice"] = "required"
         return body
 
-    async def exchange(self, request: GenerateRequest, request_id: str) -> Exchange:
+    async def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
         if isinstance(request, ChatRequest) and request.tools:
             with contextlib.suppress(GoodgateError):  # an engine that cannot be asked says nothing against tools
                 await self._context()  # each time, because the model behind the url may have changed
-            self.check_parameters(request)
-        return await super().exchange(request, request_id)
+        async with contextlib.aclosing(super().generate(request, request_id=request_id)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def models(self) -> list[ModelInfo]:
         context = await self._context()
