@@ -11,6 +11,8 @@
 - A stream ends well with a finish reason for every choice; `[DONE]` is not needed (several engines leave it out).
 - Role-only deltas, comments, pings, empty `choices` and unknown keys say nothing.
 - Usage may come at the end, on every chunk, as null, or not at all.
+- Tool calls leave in OpenAI's form (adapters/tool_deltas.py), and after one a choice that stopped by itself says
+  `tool_calls`, or `stop` where the caller had named the function, as OpenAI does.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from msgspec import Meta, Raw, Struct
 from adapters.base import is_default
 from adapters.errors import EngineFailed, EngineProtocolError, InvalidRequest, StreamInterrupted
 from adapters.sse import Event, EventSplitter
+from adapters.tool_deltas import ToolDeltas
 from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Message, Usage, set_fields
 from adapters.wire_errors import stream_error
 
@@ -40,7 +43,8 @@ class Dialect(Struct, frozen=True, kw_only=True):
     conversions: Mapping[str, Callable[[Any], object]] = {}  # of values, keyed by our names
     completion_logprobs_look_like_chat: bool = False
     counts_each_choice: bool = False  # a usage for each choice, where others send one for all
-    repeats_tool_heads: bool = False  # in every delta of a tool call; a wrong finish reason, or none, follows the last
+    tool_names_grow: bool = False  # the name of a tool call is whole only when its arguments begin
+    leaves_out_tool_reason: bool = False  # a stream that calls a tool may end with the account and no finish reason
 
 
 # ---------------------------------------------------------------------------------------------------------- requests
@@ -71,11 +75,20 @@ def request_body(request: GenerateRequest, dialect: Dialect, model: str) -> dict
 def _sendable(request: GenerateRequest) -> frozenset[str]:
     """Fields to send as they are. Without tools, the fields about tools ask for nothing, and vLLM refuses them."""
     fields = set_fields(request) - _OWN
-    if not isinstance(request, ChatRequest) or request.tools:
+    if not isinstance(request, ChatRequest):
+        return fields
+    if isinstance(request.tools, list) and request.tools:
+        _check_are_functions(request.tools)
         return fields
     if "tool_choice" in fields and not is_default("tool_choice", request.tool_choice):
         raise InvalidRequest("tool_choice needs tools.", param="tool_choice")
     return fields - _TOOL_FIELDS
+
+
+def _check_are_functions(tools: list[dict[str, Any]]) -> None:
+    """OpenAI has tools of another type, `custom`, but no `Chunk` carries their calls."""
+    if any(tool.get("type", "function") != "function" for tool in tools):
+        raise InvalidRequest("Every tool must have the type 'function'.", param="tools")
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -94,10 +107,15 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
+    """A call of an earlier answer. Clients that keep the deltas of a stream send their `index` as well."""
     function = call.get("function")
-    if not isinstance(function, dict) or isinstance(function.get("arguments", ""), str):
+    if not isinstance(function, dict):
         return call
-    return {**call, "function": {**function, "arguments": msgspec.json.encode(function["arguments"]).decode()}}
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = msgspec.json.encode({} if arguments is None else arguments).decode()
+    kept = {key: value for key, value in call.items() if key != "index"}
+    return {"type": "function", **kept, "function": {**function, "arguments": arguments}}
 
 
 # ----------------------------------------------------------------------------------------------------------- streams
@@ -108,15 +126,6 @@ class _Delta(Struct):
     reasoning: str | None = None  # vLLM's name
     reasoning_content: str | None = None  # the name in SGLang, TensorRT-LLM and llama.cpp
     tool_calls: Raw = _NOTHING
-
-
-class _Function(Struct):
-    arguments: str | None = None
-
-
-class _ToolCall(Struct):
-    index: int = 0
-    function: _Function = msgspec.field(default_factory=_Function)
 
 
 class _Choice(Struct):
@@ -205,8 +214,10 @@ class StreamReader:
         self._max_pieces = max_pieces(request)
         self._converts_logprobs = dialect.completion_logprobs_look_like_chat and not isinstance(request, ChatRequest)
         self._counts_each_choice = dialect.counts_each_choice and self._num_choices > 1
-        self._repeats_tool_heads = dialect.repeats_tool_heads
-        self._calls: set[tuple[int, int]] = set()  # choice and number of the tool calls begun
+        self._leaves_out_tool_reason = dialect.leaves_out_tool_reason
+        self._reason_after_calls: FinishReason = "stop" if _names_a_function(request) else "tool_calls"
+        call_ids: set[str] = set()
+        self._calls = [ToolDeltas(call_ids, names_grow=dialect.tool_names_grow) for _ in range(self._num_choices)]
         self._finished: set[int] = set()
         self._num_pieces = 0
         self._text_offsets = [0] * self._num_choices
@@ -224,7 +235,7 @@ class StreamReader:
     def finish(self) -> list[Chunk]:
         """The stream is over: what was left in it, and the usage. Raises `StreamInterrupted` if it ended too early."""
         rest = list(self._read(self._splitter.close()))
-        if self._repeats_tool_heads and self._usage is not None:  # the account comes with the last token only
+        if self._leaves_out_tool_reason and self._usage is not None:  # the account comes with the last token only
             rest.extend(self._untold_ends())
         if len(self._finished) < self._num_choices:
             raise StreamInterrupted(f"The stream of the engine {self._engine!r} ended before its finish reason.")
@@ -232,10 +243,12 @@ class StreamReader:
 
     def _untold_ends(self) -> list[Chunk]:
         """The ends of choices that called a tool, or reached their limit before the call's name was whole."""
-        called = {index for index, _ in self._calls}
-        open_choices = sorted(set(range(self._num_choices)) - self._finished)
+        open_choices = [index for index in range(self._num_choices) if index not in self._finished]
         self._finished.update(open_choices)
-        return [Chunk(index=each, finish_reason="tool_calls" if each in called else "length") for each in open_choices]
+        return [
+            Chunk(index=index, finish_reason=self._reason_after_calls if self._calls[index].has_called else "length")
+            for index in open_choices
+        ]
 
     def _read(self, events: list[Event]) -> Iterator[Chunk]:
         for event in events:
@@ -277,12 +290,10 @@ class StreamReader:
         delta = choice.delta or _Delta()
         text = delta.content or choice.text or ""
         reasoning = delta.reasoning or delta.reasoning_content or ""
-        tool_calls = _on_one_line(delta.tool_calls) if _holds_something(delta.tool_calls) else None
         reason = self._finish_reason(choice.finish_reason)
-        if self._repeats_tool_heads:
-            tool_calls = self._without_repeated_heads(tool_calls, index)
-            has_called = any(called == index for called, _ in self._calls)
-            reason = "tool_calls" if reason == "stop" and has_called else reason
+        tool_calls = self._tool_calls(self._calls[index], delta.tool_calls, is_last=reason is not None)
+        if reason in ("stop", "tool_calls") and self._calls[index].has_called:
+            reason = self._reason_after_calls
         says_nothing = not text and not reasoning and tool_calls is None and reason is None
         if says_nothing or index in self._finished:
             return None
@@ -298,22 +309,13 @@ class StreamReader:
             index=index, text=text, reasoning=reasoning, tool_calls=tool_calls, logprobs=logprobs, finish_reason=reason
         )
 
-    def _without_repeated_heads(self, tool_calls: Raw | None, index: int) -> Raw | None:
-        """Name, id and type belong to the first delta of a call only: clients join what comes in later ones."""
-        if tool_calls is None:
-            return None
+    def _tool_calls(self, calls: ToolDeltas, raw: Raw, *, is_last: bool) -> Raw | None:
         try:
-            calls = msgspec.json.decode(tool_calls, type=list[_ToolCall])
-        except msgspec.DecodeError as error:
+            told = calls.read(raw) if _holds_something(raw) else None
+            waiting = calls.finish() if is_last else None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise self._not_openai() from error
-        bare = [{"index": call.index, "function": {"arguments": call.function.arguments}} for call in calls]
-        is_new = [(index, call.index) not in self._calls for call in calls]
-        self._calls.update((index, call.index) for call in calls)
-        if all(is_new):
-            return tool_calls
-        whole = msgspec.json.decode(tool_calls)
-        kept = [each if new else short for each, new, short in zip(whole, is_new, bare, strict=True)]
-        return Raw(msgspec.json.encode(kept))
+        return _joined(told, waiting)
 
     def _finish_reason(self, reason: str | None) -> FinishReason | None:
         if not reason:
@@ -340,6 +342,17 @@ class StreamReader:
         details = self._usage.prompt_tokens_details
         cached_tokens = details.cached_tokens if details else None
         return Usage(self._usage.prompt_tokens or 0, self._usage.completion_tokens or 0, cached_tokens)
+
+
+def _names_a_function(request: GenerateRequest) -> bool:
+    return isinstance(request, ChatRequest) and isinstance(request.tool_choice, dict)
+
+
+def _joined(first: Raw | None, second: Raw | None) -> Raw | None:
+    """Two lists as one."""
+    if first is None or second is None:
+        return first or second
+    return Raw(bytes(first)[:-1] + b"," + bytes(second)[1:])
 
 
 def _holds_something(raw: Raw) -> bool:

@@ -12,10 +12,11 @@ Both routes:
 - The seed has 64 bits without a sign.
 - It drops a request only at the token after its client has left.
 
-`/generate_stream`: one token an event, special ones included (they are no text, but some mark tool calls); the finish reason and the counts are
-in the `details` of the last; EOF ends the stream. Unless told otherwise it is greedy and stops at 100 tokens, so
-`do_sample` is always sent, and null for "until the context ends". It adds a beginning-of-sequence token itself. At most
-five alternatives, and four stop strings.
+`/generate_stream`: one token an event, special ones included (they are no text, but some mark tool calls); the finish
+reason and the counts are in the `details` of the last; EOF ends the stream. Unless told otherwise it is greedy and
+stops at 100 tokens, so `do_sample` is always sent, and null for "until the context ends". It adds a
+beginning-of-sequence token itself. At most five alternatives, and four stop strings. Of tools it knows nothing: we read
+them out of the text, and its grammar forces a call.
 
 The OpenAI route: `model` chooses a LoRA adapter, so the name there is `tgi`; `stop` must be a list; presence_penalty x
 would become a repetition penalty of x + 2, so it is refused, and so are fields that it ignores. Finish reasons of
@@ -68,7 +69,7 @@ class TGIOptions(HTTPOptions):
 class Adapter(OpenAIHTTPAdapter[TGIOptions]):
     engine = "tgi"
     Options: ClassVar[type[TGIOptions]] = TGIOptions
-    dialect = Dialect(parameters=OPENAI, repeats_tool_heads=True)
+    dialect = Dialect(parameters=OPENAI, leaves_out_tool_reason=True)
     side_routes = SideRoutes(version="/info", tokenize="/tokenize", tokenizes_chats=True)
     load_metrics = LoadMetrics(
         running="tgi_batch_current_size",
@@ -283,7 +284,7 @@ def parse(data: bytes, *, with_logprobs: bool = False, with_tool_tokens: bool = 
         finish_reason=details.finish_reason if details else None,
         prompt_tokens=token_count(details.input_length) if details else None,
         completion_tokens=token_count(details.generated_tokens) if details else None,
-        logprobs=_logprobs(token, event.top_tokens or []) if with_logprobs and not token.special else None,
+        logprobs=_logprobs(token, event.top_tokens or []) if with_logprobs and is_text else None,
     )
 
 

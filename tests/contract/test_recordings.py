@@ -159,7 +159,8 @@ def test_a_whole_answer_of_tgis_openai_route_streamed_in_one_piece_reads_as_what
             read_calls = [
                 call for chunk in own if chunk.tool_calls is not None for call in json.loads(bytes(chunk.tool_calls))
             ]
-            assert [call["function"] for call in read_calls] == [call["function"] for call in calls]
+            told = [{key: call["function"][key] for key in ("name", "arguments")} for call in calls]  # null description
+            assert [call["function"] for call in read_calls] == told
             own_reason = "length" if each["finish_reason"] == "length" else "stop"
             assert reasons_of(own) == ["tool_calls" if calls else own_reason]
         assert chunks[-1].usage == usage_of(reply["usage"])

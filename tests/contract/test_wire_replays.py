@@ -783,9 +783,12 @@ async def test_a_usage_whose_prompt_is_null_still_counts(http_subject: HTTPSubje
 
 
 async def test_a34_a_tool_call_over_several_lines_cannot_end_our_event(http_subject: HTTPSubject) -> None:
-    lines = b'data: {"choices":[{"index":0,"delta":{"tool_calls":[\ndata: {"index":0}\ndata: ]}}]}\n\n'
+    lines = b'data: {"choices":[{"index":0,"delta":{"tool_calls":[\ndata: {"index":0,"function":{"name":"f",'
+    lines += b'"arguments":\ndata: {"x":\ndata: 1}}}\ndata: ]}}]}\n\n'
     chunks = await answer(http_subject, lines + events([delta(None, "tool_calls")]))
-    assert bytes(chunks[0].tool_calls or b"") == b'[{"index":0}]'
+    told = bytes(chunks[0].tool_calls or b"")
+    assert b"\n" not in told
+    assert json.loads(json.loads(told)[0]["function"]["arguments"]) == {"x": 1}
 
 
 async def test_models_tell_their_context() -> None:
