@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from typing import Annotated, Any
 
 import msgspec
@@ -14,9 +16,12 @@ from rich.text import Text
 
 from adapters.command_line import fail, parse_options, reported_errors
 from adapters.config import goodgate_home
+from adapters.kept_alive import Change, Ready, kept_alive, one_life
 from adapters.launch import EngineProcess, Installable, Launchable, launch
 from adapters.model_store import DEFAULT_MODEL
 from adapters.probe_cli import probe_command
+from adapters.progress import steps_on
+from adapters.recipes import Environment
 from adapters.registry import UnknownEngine, adapter_class, engine_names
 
 app = typer.Typer(help="The engines that Goodgate can serve from.\n\nExample: goodgate engines install openvino")
@@ -84,16 +89,27 @@ app.command("probe")(probe_command)
 
 
 @app.command()
-def install(name: Name) -> None:
+def install(
+    name: Name,
+    again: Annotated[bool, typer.Option("--again", help="Remove what is installed, and install it anew.")] = False,
+) -> None:
     """Install an engine into an environment of its own under GOODGATE_HOME/engines.
 
     Example: goodgate engines install llama_cpp
     """
     with reported_errors():
-        adapter = adapter_class(name)
+        adapter, home = adapter_class(name), goodgate_home()
         if not issubclass(adapter, Installable):
             fail(f"{name} is not installed from here. {describe(name).how}")
-        adapter.install(goodgate_home(), lambda step: console.print(step, soft_wrap=True))
+        state = adapter.installed(home)
+        if state.available and not again:
+            console.print(f"{name} {state.version} is installed; --again installs it anew.", soft_wrap=True)
+            return
+        with steps_on(console) as say:
+            if again:
+                say(f"removing {Environment(home, name).folder}")
+                Environment(home, name).remove()
+            adapter.install(home, say)
 
 
 @app.command()
@@ -104,6 +120,9 @@ def up(
         int | None, typer.Option(help="The port to listen on; by default a free one.", min=1, max=65535)
     ] = None,
     option: Annotated[list[str] | None, typer.Option("--option", "-o", help="A launch option, as key=value.")] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart/--no-restart", help="Start it again when it ends by itself.")
+    ] = True,
 ) -> None:
     """Start an engine in the foreground, print its URL, and stop it on Ctrl-C.
 
@@ -111,40 +130,34 @@ def up(
     """
     with reported_errors():
         process = launch(name, home=goodgate_home(), model_name=model, options=parse_options(option or []), port=port)
-        asyncio.run(run_in_foreground(process, model))
+        version = describe(name).version
+        title = f"{name} {version}" if version[:1].isdigit() else name
+        changes = kept_alive(process) if restart else one_life(process)
+        asyncio.run(_until_interrupted(_tell(changes, process, title, model)))
+        console.print(f"{name} has stopped")
 
 
-async def run_in_foreground(process: EngineProcess, model: str) -> None:
-    """Raises `EngineUnavailable` when the engine does not start, or ends before it is asked to."""
-    loop, asked_to_stop = asyncio.get_running_loop(), asyncio.Event()
+async def _tell(changes: AsyncGenerator[Change, None], process: EngineProcess, title: str, model: str) -> None:
+    """One line for each change, until the changes end. Raises `EngineUnavailable` when the engine is given up."""
+    console.print(f"starting {title}")
+    async with aclosing(changes):
+        async for change in changes:
+            if isinstance(change, Ready):
+                ready = f"{title} is ready after {change.after_s:.1f} s and serves {model}"
+                console.print(f"{ready} at {process.url}/v1 (Ctrl-C stops it)", soft_wrap=True)
+                console.print(f"its log: {process.log_path}", soft_wrap=True)
+            else:
+                console.print(f"{change.summary} It is started again in {change.delay_s:g} s.", soft_wrap=True)
+
+
+async def _until_interrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end, or cancel it on the first SIGINT or SIGTERM."""
+    task = asyncio.ensure_future(work)
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, asked_to_stop.set)
-    console.print(f"starting {process.spec.name}")
-    try:
-        if not await _unless(asked_to_stop, process.start()):
-            return
-        console.print(f"{process.spec.name} serves {model} at {process.url}/v1 (Ctrl-C stops it)", soft_wrap=True)
-        console.print(f"its log: {process.log_path}", soft_wrap=True)
-        if await _unless(asked_to_stop, process.wait()):
-            raise process.failure()
-    finally:
-        await process.stop()
-        console.print(f"{process.spec.name} has stopped")
-
-
-async def _unless(event: asyncio.Event, work: Any) -> bool:
-    """Run `work` to its end and return True, or cancel it when the event comes first and return False."""
-    task, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            await task
-            return True
-        return False
-    finally:
-        for pending in (task, waiting):
-            pending.cancel()
-        await asyncio.wait({task, waiting})
+        asyncio.get_running_loop().add_signal_handler(number, lambda: task.cancelling() or task.cancel())
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
 
 
 def describe(name: str) -> EngineRow:

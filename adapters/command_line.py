@@ -15,6 +15,7 @@ import yaml
 from rich.console import Console
 
 from adapters.errors import GoodgateError
+from adapters.launch import describe_os_error
 from adapters.registry import UnknownEngine
 
 errors = Console(stderr=True, markup=False, highlight=False)  # `goodgate[native]` is no style
@@ -43,6 +44,8 @@ def reported_errors() -> Iterator[None]:
         fail(str(error), code=2)
     except GoodgateError as error:
         fail(error.message)
+    except OSError as error:
+        fail(f"{describe_os_error(error)}. Goodgate keeps its files in GOODGATE_HOME: name a folder that it can use.")
 
 
 def fail(message: str, code: int = 1) -> NoReturn:

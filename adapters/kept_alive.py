@@ -78,5 +78,15 @@ async def kept_alive(process: EngineProcess, policy: Policy = DEFAULT) -> AsyncG
         await process.stop()
 
 
+async def one_life(process: EngineProcess) -> AsyncGenerator[Change, None]:
+    """The same for an engine that is not started again: its first end is raised."""
+    try:
+        yield Ready(await process.start())
+        await process.wait()
+        raise process.failure()
+    finally:
+        await process.stop()
+
+
 def _may_pass(error: EngineUnavailable) -> bool:
     return isinstance(error, EngineCrashed) and error.exit_code not in _REFUSALS

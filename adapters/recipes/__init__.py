@@ -15,6 +15,7 @@ one count: an installation that broke off looks like none, and the next run cont
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -55,10 +56,10 @@ class Environment:
         version = next(iter(packages.values()))
         try:
             marker = msgspec.json.decode((self.folder / MARKER).read_bytes(), type=Marker)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             unfinished = " (an unfinished installation will be continued)" if self.folder.exists() else ""
             return Installation(available=False, version=version, how=f"{how}{unfinished}.")
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, OSError) as error:
             return Installation(available=False, version=version, how=f"{how}; its marker cannot be read: {error}.")
         if marker.packages != dict(packages):
             held = ", ".join(f"{name} {number}" for name, number in marker.packages.items())
@@ -73,6 +74,12 @@ class Environment:
         if not self.python.exists():
             say(f"making a Python environment in {self.folder}")
             self.run([sys.executable, "-m", "venv", str(self.folder)], "making the environment")
+
+    def remove(self) -> None:
+        """Take the environment away; the marker first, so that what a break-off leaves counts as unfinished."""
+        if self.folder.exists():
+            (self.folder / MARKER).unlink(missing_ok=True)
+            shutil.rmtree(self.folder)
 
     def pip(self, *arguments: str, doing: str) -> None:
         self.run([str(self.python), "-I", "-m", "pip", "--disable-pip-version-check", *arguments], doing)

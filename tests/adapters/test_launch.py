@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ import pytest
 
 from adapters.engine_log import KEPT, open_log, telling_lines
 from adapters.errors import EngineUnavailable
+from adapters.fake import Adapter
 from adapters.launch import EngineProcess, LaunchSpec, describe_exit, free_port, launch
 from tests.adapters.engine_twin import Twin, parent_of, until
 
@@ -229,8 +231,16 @@ async def test_a_folder_that_cannot_be_written_is_a_sentence_and_no_traceback(tw
     spec = msgspec.structs.replace(twin.spec(), prepare=(twin.folder / "file" / "folder").mkdir)
     with pytest.raises(EngineUnavailable, match=r"twin cannot be started: .*file/folder: Not a directory"):
         await EngineProcess(spec, twin.log).start()
-    with pytest.raises(EngineUnavailable, match=r"vllm cannot be started: .*file/.*: Not a directory"):
-        launch("vllm", home=twin.folder / "file", model_name="m")
+
+
+async def test_a_recipe_that_stumbles_over_a_file_is_a_sentence_and_no_traceback(tmp_path: Path) -> None:
+    class Stumbling(Adapter):
+        @classmethod
+        def launch_spec(cls, *, home: Path, **_: object) -> LaunchSpec:
+            raise PermissionError(errno.EACCES, "Permission denied", str(home / "secret"))
+
+    with pytest.raises(EngineUnavailable, match=r"acme cannot be started: .*/secret: Permission denied\."):
+        launch("acme", home=tmp_path, model_name="m", find_adapter=lambda _: Stumbling)
 
 
 async def test_starts_cancelled_at_any_moment_leave_nothing_running(twin: Twin) -> None:
