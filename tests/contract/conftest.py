@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,13 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters.base import EngineAdapter
+from adapters.conformance import Subject, chat, collect, completion, conforming, wait_for_idle_load
 from adapters.registry import adapter_class
-from adapters.types import ChatRequest, Chunk, CompletionRequest, GenerateRequest
+from adapters.types import GenerateRequest
 from tests.contract import sglang_transcripts, tensorrt_transcripts, tgi_transcripts, transcripts
 from tests.contract.twin import Reply, Twin, event
 from tests.contract.word_model import write_word_model
 from tests.native_engine.tiny_llama import CHAT_CONTEXT, write_tiny_chat_llama
+
+__all__ = ["chat", "collect", "completion"]
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 OF_OLD = {"vllm": "VLLM", "llama_cpp": "LLAMA", "openvino": "OPENVINO", "goodgate_peer": "PEER"}
@@ -73,55 +73,6 @@ GENERATE_ENGINES: dict[str, tuple[str, str, dict[str, Any], bytes, Reply]] = {
 }
 
 
-def chat(**fields: Any) -> ChatRequest:
-    body = {"model": "small", "messages": [{"role": "user", "content": "Hi"}], **fields}
-    return msgspec.convert(body, ChatRequest)
-
-
-def completion(**fields: Any) -> CompletionRequest:
-    return msgspec.convert({"model": "small", "prompt": "Once", **fields}, CompletionRequest)
-
-
-async def collect(adapter: EngineAdapter[Any], request: GenerateRequest, request_id: str = "r-1") -> list[Chunk]:
-    return [chunk async for chunk in adapter.generate(request, request_id=request_id)]
-
-
-class Subject(ABC):
-    """One engine under test. Its adapter is made, but started by the test."""
-
-    engine: str
-    refused: tuple[str, Any] | None  # a field that it cannot honour, with a value; a peer leaves that to the peer
-    adapter: EngineAdapter[Any]
-
-    def __init__(self, engine: str) -> None:
-        self.engine = engine
-
-    @property
-    def to_the_end(self) -> dict[str, Any]:
-        """Fields that keep an engine of our own from ending before its limit, where they are known."""
-        return {"ignore_eos": True} if "ignore_eos" in self.adapter.capabilities.parameters else {}
-
-    @abstractmethod
-    async def set_up(self, stack: AsyncExitStack) -> None:
-        """Make the adapter, which answers with `max_tokens` tokens; `stack` undoes what it needed."""
-
-    @abstractmethod
-    def talks_on(self) -> None:
-        """From now on: a first piece comes soon, and the answer lasts for long."""
-
-    @abstractmethod
-    def stays_silent(self) -> None:
-        """From now on: nothing comes for long."""
-
-    @abstractmethod
-    async def wait_idle(self) -> None:
-        """Wait until the engine does nothing for us any more; a second is the limit."""
-
-    @abstractmethod
-    def overflows(self) -> GenerateRequest:
-        """A request that does not fit the context."""
-
-
 class TwinSubject(Subject):
     """An engine whose side is scripted."""
 
@@ -129,9 +80,8 @@ class TwinSubject(Subject):
     path = CHAT
     health_path = "/health"
 
-    @abstractmethod
-    def answers(self, *, num_choices: int = 1) -> None:
-        """From now on: a short answer, to be asked for as often as the engine needs for that many choices."""
+    async def asked(self) -> None:
+        await self.twin.asked()
 
     async def wait_idle(self) -> None:
         await self.twin.client_left(within_s=1)
@@ -262,7 +212,7 @@ class FakeSubject(Subject):
         self._dial(ttft_ms=60_000)
 
     async def wait_idle(self) -> None:
-        await idle(self.adapter)
+        await wait_for_idle_load(self.adapter)
 
     def overflows(self) -> GenerateRequest:
         return chat(messages=[{"role": "user", "content": "word " * 40_000}])
@@ -270,6 +220,7 @@ class FakeSubject(Subject):
 
 class NativeSubject(Subject):
     refused = ("logit_bias", {"5": 1.0})
+    may_begin_empty = True  # a random model may begin with half a character
 
     def __init__(self, engine: str, model: Path, home: Path) -> None:
         super().__init__(engine)
@@ -286,17 +237,10 @@ class NativeSubject(Subject):
         """It never does: the test leaves before the first step is over."""
 
     async def wait_idle(self) -> None:
-        await idle(self.adapter)
+        await wait_for_idle_load(self.adapter)
 
     def overflows(self) -> GenerateRequest:
         return chat(messages=[{"role": "user", "content": "x" * CHAT_CONTEXT}])
-
-
-async def idle(adapter: EngineAdapter[Any]) -> None:
-    async with asyncio.timeout(1):
-        # ASYNC110: an engine's load is a question, there is no event to wait for
-        while (load := await adapter.load()).running or load.waiting:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture(scope="session")
@@ -316,46 +260,30 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=[*HTTP_ENGINES, *GENERATE_ENGINES, "fake", "native"])
 async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
-    kinds = {"fake": FakeSubject, **dict.fromkeys(HTTP_ENGINES, HTTPSubject)}
-    async with AsyncExitStack() as stack:
-        if request.param == "native":
-            model, home = request.getfixturevalue("tiny_model"), request.getfixturevalue("native_home")
-            made: Subject = NativeSubject("native", model, home)
-        elif request.param in GENERATE_ENGINES:
-            made = GenerateSubject(request.param, request.getfixturevalue("text_model"))
-        else:
-            made = kinds[request.param](request.param)
-        await made.set_up(stack)
+    if request.param == "native":
+        model, home = request.getfixturevalue("tiny_model"), request.getfixturevalue("native_home")
+        made: Subject = NativeSubject("native", model, home)
+    elif request.param == "fake":
+        made = FakeSubject("fake")
+    else:
+        made = _scripted(request)
+    async with conforming(made):
         yield made
-        await made.adapter.close()
 
 
-@pytest.fixture(params=GENERATE_ENGINES)
-async def generate_subject(request: pytest.FixtureRequest, text_model: Path) -> AsyncIterator[GenerateSubject]:
-    async with AsyncExitStack() as stack:
-        made = GenerateSubject(request.param, text_model)
-        await made.set_up(stack)
+def _scripted(request: pytest.FixtureRequest) -> TwinSubject:
+    if request.param in GENERATE_ENGINES:
+        return GenerateSubject(request.param, request.getfixturevalue("text_model"))
+    return HTTPSubject(request.param)
+
+
+async def _started(request: pytest.FixtureRequest) -> AsyncIterator[TwinSubject]:
+    async with conforming(_scripted(request)) as made:
         await made.adapter.start()
         yield made
-        await made.adapter.close()
 
 
-@pytest.fixture(params=[*HTTP_ENGINES, *GENERATE_ENGINES])
-async def twin_subject(request: pytest.FixtureRequest, text_model: Path) -> AsyncIterator[TwinSubject]:
-    is_generate = request.param in GENERATE_ENGINES
-    async with AsyncExitStack() as stack:
-        made = GenerateSubject(request.param, text_model) if is_generate else HTTPSubject(request.param)
-        await made.set_up(stack)
-        await made.adapter.start()
-        yield made
-        await made.adapter.close()
-
-
-@pytest.fixture(params=HTTP_ENGINES)
-async def http_subject(request: pytest.FixtureRequest) -> AsyncIterator[HTTPSubject]:
-    async with AsyncExitStack() as stack:
-        made = HTTPSubject(request.param)
-        await made.set_up(stack)
-        await made.adapter.start()
-        yield made
-        await made.adapter.close()
+# The same for some of the engines, started: those with a text route, those that speak OpenAI, and both.
+generate_subject = pytest.fixture(_started, params=GENERATE_ENGINES, name="generate_subject")
+http_subject = pytest.fixture(_started, params=HTTP_ENGINES, name="http_subject")
+twin_subject = pytest.fixture(_started, params=[*HTTP_ENGINES, *GENERATE_ENGINES], name="twin_subject")
