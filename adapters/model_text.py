@@ -85,27 +85,14 @@ class ModelText:
         return template.render(turns, tools=tools).removeprefix(self._doubled_bos)
 
     def tool_format(self, wanted: ToolParser, *, hides_special_tokens: bool) -> ToolFormat | None:
-        """How this model writes its calls, where they can be read; None where its tools have to be refused.
+        """How this model writes its calls, where an engine lets them be read (see `usable_format`)."""
+        return usable_format(wanted, self._tool_template, self._special_tokens() if hides_special_tokens else ())
 
-        `hides_special_tokens`: the engine leaves them out of its text, and with them the marks of some formats.
-        Raises `EngineUnavailable` where the wanted parser cannot work.
-        """
-        source = self._tool_template.source
-        tool_format = usable_format(wanted, source if self._tool_template.renders_tools else None)
-        if tool_format is None or not hides_special_tokens or not self._are_special(tool_format):
-            return tool_format
-        if wanted == "auto":
-            return None
-        raise EngineUnavailable(
-            f"The engine hides the special tokens that mark calls of the format {tool_format!r}; leave tool_parser out."
-        )
-
-    def _are_special(self, tool_format: ToolFormat) -> bool:
-        """Whether marks of a format are special tokens; without a tokenizer, what they are in models that we know."""
+    def _special_tokens(self) -> set[str]:
+        """Without a tokenizer, those marks of tool calls that are special tokens in the models that we know."""
         if self._tokenizer is None:
-            return tool_format in {"mistral", "deepseek", "gpt_oss"}
-        special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
-        return not special.isdisjoint(MARKERS[tool_format])
+            return {mark for tool_format in ("mistral", "deepseek", "gpt_oss") for mark in MARKERS[tool_format]}
+        return {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
 
     def count(self, text: str, *, is_prompt: bool = False) -> int | None:
         """Tokens of `text`; those of a prompt include the special ones that engines add to it."""
@@ -154,10 +141,11 @@ class LocalTokenizer(EngineAdapter[O]):
     def declare_tokens(self, can: bool) -> None:
         self.capabilities = msgspec.structs.replace(self.capabilities, tokenize=can, tokenize_chat=can, detokenize=can)
 
-    async def load_text(self, where: str) -> None:
+    async def load_text(self, where: str) -> ModelText:
         """Only now it is known whether there is a tokenizer beside the template."""
         self._text = await asyncio.to_thread(ModelText.load, where, goodgate_home())
         self.declare_tokens(self._text.has_tokenizer)
+        return self._text
 
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
         self.check_tokenize(request)

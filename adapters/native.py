@@ -3,8 +3,9 @@
     engine: native
     options: {model: smollm2-135m-instruct, kv_cache_mib: 512, max_num_seqs: 64}
 
-Messages become text through the model's own chat template, text becomes token ids here, and several choices become
-requests of their own, which share the prompt's blocks in the prefix cache.
+Messages and tools become text through the model's own chat template, text becomes token ids here, and several choices
+become requests of their own, which share the prompt's blocks in the prefix cache. Tool calls are read out of the text,
+where the template renders tools and no special token, which the engine does not give out, marks a call.
 """
 
 from __future__ import annotations
@@ -32,6 +33,18 @@ from adapters.errors import (
 from adapters.launch import Launchable
 from adapters.model_files import not_installed
 from adapters.model_store import ModelStore, is_store_name
+from adapters.tool_calls import (
+    CallChunks,
+    ToolParser,
+    check_free,
+    offered,
+    rendered_tools,
+    turns_for_template,
+    usable_format,
+    with_tool_calls,
+    with_tools,
+)
+from adapters.tool_text import ToolFormat
 from adapters.types import ChatRequest, Chunk, GenerateRequest, TokenizeRequest, Tokens, Usage
 
 if TYPE_CHECKING:
@@ -61,6 +74,7 @@ class NativeOptions(NativeSettings, kw_only=True):
 
     model: Annotated[str, Meta(min_length=1)]  # a name in the model store, or a path to a GGUF file or folder
     home: str | None = None  # where the model store is; default: GOODGATE_HOME
+    tool_parser: ToolParser = "auto"  # how the model writes tool calls
 
 
 class Adapter(Launchable, EngineAdapter[NativeOptions]):
@@ -84,6 +98,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         super().__init__(options)
         self._engine: AsyncEngine | None = None
         self._template: ChatTemplate | None = None
+        self._tool_format: ToolFormat | None = None
 
     @classmethod
     def launch_options(cls) -> type[NativeSettings]:
@@ -102,6 +117,10 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             loading.add_done_callback(_close_if_loaded)
             raise
         self._template = _template_of(self._engine)
+        if self._template is not None:
+            wanted, hidden = self.options.tool_parser, self._engine.special_tokens
+            self._tool_format = usable_format(wanted, self._template, hidden)
+            self.capabilities = with_tools(self.capabilities, self._tool_format)
 
     def _load(self) -> AsyncEngine:
         try:
@@ -175,11 +194,24 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
     # ----------------------------------------------------------------------------------------------------- generation
 
     async def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
+        self.check_parameters(request)
+        offer = offered(request, self.engine)
+        check_free(offer, self.engine)
+        account = _Account(request.num_choices)
+        chunks = self._chunks(request, request_id, account)
+        if offer is not None and self._tool_format is not None:
+            calls = CallChunks(offer, self._tool_format, num_choices=request.num_choices)
+            chunks = with_tool_calls(chunks, calls, account.usage)
+        async with contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
+
+    async def _chunks(
+        self, request: GenerateRequest, request_id: str, account: _Account
+    ) -> AsyncGenerator[Chunk, None]:
         from native_engine.errors import EngineError as NativeError
 
-        self.check_parameters(request)
         engine = self._running()
-        account = _Account(request.num_choices)
         try:
             prompt_ids = await self._encode(engine, request)
             _check_prompt(len(prompt_ids), request, engine.max_model_len)
@@ -226,7 +258,8 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             raise InvalidRequest(
                 f"The model {self.options.model!r} has no chat template; use /v1/completions.", param="messages"
             )
-        return self._template.render_pieces([message.for_template() for message in request.messages], reserved)
+        turns = turns_for_template(request, self._tool_format)
+        return self._template.render_pieces(turns, reserved, tools=rendered_tools(request))
 
 
 class _Account:

@@ -2,7 +2,7 @@
 
     offer = offered(request, "tgi")                      # None where there is nothing to call
     calls = CallChunks(offer, "hermes", num_choices=1)
-    for chunk in chunks: yield from calls.feed(chunk)    # or with_tool_calls(chunks, calls) for an async stream
+    for chunk in chunks: yield from calls.feed(chunk)    # `with_tool_calls` does it for a whole stream
 
 A free choice (`auto`) is left to the model, whose text adapters/tool_text.py reads. A forced one (`required`, or a
 function by name) needs an engine with grammars: the answer is constrained to `call_schema`, one call and nothing else.
@@ -15,15 +15,17 @@ finish_reason will actually be "stop"", guide on structured outputs) and what it
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
 from adapters.base import Capabilities
+from adapters.chat_template import ChatTemplate
 from adapters.errors import EngineUnavailable, InvalidRequest, UnsupportedParameter
 from adapters.tool_text import (
+    MARKERS,
     Arguments,
     CallBegun,
     Event,
@@ -34,7 +36,7 @@ from adapters.tool_text import (
     format_of,
     mistral_id,
 )
-from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest
+from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Usage
 
 TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 ToolParser: TypeAlias = ToolFormat | Literal["auto", "none"]  # an engine's option: `auto` asks the chat template
@@ -168,18 +170,24 @@ def turns_for_template(request: ChatRequest, tool_format: ToolFormat | None) -> 
     return turns
 
 
-def usable_format(wanted: ToolParser, template: str | None) -> ToolFormat | None:
-    """The format for an engine's option and the template that renders tools, None where there is no such template."""
-    if wanted == "none":
+def usable_format(wanted: ToolParser, template: ChatTemplate, hidden: Collection[str] = ()) -> ToolFormat | None:
+    """How a model with this template writes its calls, where they can be read; None where tools have to be refused.
+
+    `hidden` are the special tokens, for an engine that leaves them out of its text. Raises `EngineUnavailable` where
+    the wanted parser cannot work.
+    """
+    if wanted == "none" or (wanted == "auto" and not template.renders_tools):
         return None
-    if template is not None:
-        return format_of(template) if wanted == "auto" else wanted
+    tool_format = format_of(template.source) if wanted == "auto" else wanted
+    if tool_format is None or (template.renders_tools and set(MARKERS[tool_format]).isdisjoint(hidden)):
+        return tool_format
     if wanted == "auto":
         return None
-    raise EngineUnavailable(
-        f"The model's chat template makes nothing of tools, so tool_parser {wanted!r} cannot work; "
-        "name a template that renders them."
-    )
+    if not template.renders_tools:
+        reason = "the model's chat template makes nothing of tools; name a template that renders them"
+    else:
+        reason = "the engine hides the special tokens that mark such calls; leave it out"
+    raise EngineUnavailable(f"tool_parser {wanted!r} cannot work: {reason}.")
 
 
 def with_tools(capabilities: Capabilities, tool_format: ToolFormat | None) -> Capabilities:
@@ -290,12 +298,18 @@ def _encoded(delta: dict[str, Any]) -> Raw:
     return Raw(msgspec.json.encode([delta]))
 
 
-async def with_tool_calls(chunks: AsyncGenerator[Chunk, None], calls: CallChunks | None) -> AsyncGenerator[Chunk, None]:
-    """A stream with its calls. Closing it closes the engine's."""
+async def with_tool_calls(
+    chunks: AsyncGenerator[Chunk, None], calls: CallChunks, account: Callable[[], Usage]
+) -> AsyncGenerator[Chunk, None]:
+    """A stream with its calls. Where one call is all that is wanted the stream is closed after it, and `account` says
+    what it took.
+    """
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
-            if calls is None:
-                yield chunk
-                continue
             for passed in calls.feed(chunk):
                 yield passed
+            if calls.is_over and chunk.finish_reason is None and chunk.usage is None:
+                break
+        else:
+            return
+    yield Chunk(usage=account())

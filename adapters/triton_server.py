@@ -16,6 +16,8 @@ Both:
 - The engine would be greedy unless told otherwise, and stop early: temperature, top_p and a limit are always sent.
   Where the caller gives none, `default_max_tokens` is the limit.
 - `n` is not there: choices are generations of their own.
+- Tools are not there either: `chat_template` renders them, and calls are read out of the text. Special tokens are never
+  in it, so models that mark their calls with those get no tools; nor can a call be forced.
 - The status is that of the first event; later errors come as `{"error": "..."}`. There is no `[DONE]`.
 - A closed socket is often not noticed, so a POST with the same `triton-request-id` and `stop: true` cancels. It is
   answered with an error, "cancelled", which means success.
@@ -36,10 +38,12 @@ from msgspec import Meta, Struct
 from adapters.base import Capabilities, Health, Load, ModelInfo
 from adapters.engine_client import EngineClient, Exchange, HTTPOptions, Post
 from adapters.errors import GoodgateError
-from adapters.generate_http import GenerateReader, Piece, choices_apart, token_count
+from adapters.generate_http import GenerateReader, Piece, call_reader, choices_apart, token_count
 from adapters.load_metrics import LoadMetrics, told_fields
 from adapters.model_text import LocalTokenizer, text_prompt
 from adapters.side_routes import read_text
+from adapters.tool_calls import ToolParser, check_free, offered, with_tools
+from adapters.tool_text import ToolFormat
 from adapters.types import Chunk, GenerateRequest
 
 LIMITS = {"max_tokens", "max_completion_tokens", "stop", "n"}
@@ -54,6 +58,7 @@ DEFAULT_MODEL = {"llmapi": "tensorrt_llm", "ensemble": "ensemble"}
 class TritonOptions(HTTPOptions):
     dialect: Literal["llmapi", "ensemble"] = "llmapi"
     chat_template: str = ""  # a model of the store, a Hugging Face folder or a Jinja file; without one, no chats
+    tool_parser: ToolParser = "auto"  # how the model writes tool calls
     default_max_tokens: Annotated[int, Meta(ge=1)] = 1024
     metrics_url: Annotated[str, Meta(pattern="^(https?://.*)?$")] = ""
 
@@ -70,14 +75,18 @@ class Adapter(LocalTokenizer[TritonOptions]):
             parameters=PARAMETERS[options.dialect],
             load=told_fields(self._load_metrics),
         )
+        self.declare_tokens(bool(options.chat_template))
         self.client = EngineClient(self.engine, options)
         self.unknown_finish_reasons = 0
         self._model = options.model or DEFAULT_MODEL[options.dialect]
         self._path = f"/v2/models/{self._model}"
+        self._tool_format: ToolFormat | None = None
 
     async def start(self) -> None:
         if self.options.chat_template:
-            await self.load_text(self.options.chat_template)
+            text = await self.load_text(self.options.chat_template)
+            self._tool_format = text.tool_format(self.options.tool_parser, hides_special_tokens=True)
+            self.capabilities = with_tools(self.capabilities, self._tool_format)
         await self.client.start()
 
     async def close(self) -> None:
@@ -110,6 +119,8 @@ class Adapter(LocalTokenizer[TritonOptions]):
                 yield chunk
 
     def exchange(self, request: GenerateRequest, request_id: str) -> Exchange:
+        offer = offered(request, self.engine)
+        check_free(offer, self.engine)
         prompt = text_prompt(request, self._text)
         limit = request.token_limit or self.options.default_max_tokens
         is_ensemble = self.options.dialect == "ensemble"
@@ -127,7 +138,7 @@ class Adapter(LocalTokenizer[TritonOptions]):
         return Exchange(
             path=f"{self._path}/generate_stream",
             body=(ensemble_body if is_ensemble else llmapi_body)(request, prompt, limit),
-            reader=reader,
+            reader=call_reader(reader, request, offer, self._tool_format),
             headers=headers,
             farewell=Post(f"{self._path}/generate", cancellation(self.options.dialect), headers),
         )
