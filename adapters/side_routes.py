@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from adapters.errors import EngineProtocolError
+from adapters.errors import EngineProtocolError, GoodgateError
 from adapters.generate_http import token_count
 from adapters.types import EmbeddingRequest, Embeddings, TokenizeRequest, Tokens
 from adapters.wire_errors import error_from_event, read_complaint
@@ -133,15 +133,19 @@ def read_text(engine: str, answer: bytes, field: str) -> str:
     """One text of an answer: what ids spell, or a version."""
     text = decode_answer(engine, answer, _fields).get(field)
     if not isinstance(text, str):
-        raise EngineProtocolError(f"The engine {engine!r} answered without {field!r}.")
+        raise _misfit(engine, answer, f"answered without {field!r}")
     return text
 
 
 def decode_answer(engine: str, answer: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """An answer of the shape that was expected; an error under a success status is the error that it tells."""
     try:
         return decoder.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if b'"error"' in answer[:200] and read_complaint(answer).message:
-            raise error_from_event(engine, answer) from error
-        raise EngineProtocolError(f"The engine {engine!r} answered something unexpected.") from error
+        raise _misfit(engine, answer, "answered something unexpected") from error
+
+
+def _misfit(engine: str, answer: bytes, reason: str) -> GoodgateError:
+    """The error for an answer of another shape than asked for; under a success status it may be an error itself."""
+    if b'"error"' in answer[:200] and read_complaint(answer).message:
+        return error_from_event(engine, answer)
+    return EngineProtocolError(f"The engine {engine!r} {reason}.")

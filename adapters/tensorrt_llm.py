@@ -62,6 +62,7 @@ class Adapter(LocalTokenizer[TensorRTOptions], OpenAIHTTPAdapter[TensorRTOptions
             parameters = self.dialect.parameters | {"response_format"}
             self.dialect = msgspec.structs.replace(self.dialect, parameters=parameters)
         super().__init__(options)
+        self.declare_tokens(bool(options.chat_template))
 
     async def start(self) -> None:
         if self.options.chat_template:

@@ -736,9 +736,11 @@ async def test_tritons_load_comes_from_a_port_of_its_own() -> None:
     ):
         metrics.reply("/metrics", Reply.plain(200, tensorrt_transcripts.TRITON_METRICS.encode(), "text/plain"))
         assert await adapter.load() == Load(3, 1, 0.25)
+        assert adapter.capabilities.load == {"running", "waiting", "kv_usage"}
         assert twin.requests == []
     async with engine("triton_server", model="m") as (adapter, twin):
         assert await adapter.load() == Load()
+        assert adapter.capabilities.load == frozenset()
         assert twin.requests == []
 
 

@@ -298,8 +298,9 @@ async def test_w23_a_compressed_stream_is_read(http_subject: HTTPSubject) -> Non
     ("status", "kind"),
     [
         (400, InvalidRequest), (401, EngineKeyRefused), (403, EngineKeyRefused), (404, ModelNotFound),
-        (408, EngineTimeout), (413, BodyTooLarge), (422, InvalidRequest), (424, EngineFailed), (429, Overloaded), (500, EngineFailed),
-        (501, InvalidRequest), (502, EngineFailed), (503, Overloaded), (504, EngineTimeout), (529, Overloaded),
+        (408, EngineTimeout), (413, BodyTooLarge), (422, InvalidRequest), (424, EngineFailed), (429, Overloaded),
+        (500, EngineFailed), (501, InvalidRequest), (502, EngineFailed), (503, Overloaded), (504, EngineTimeout),
+        (529, Overloaded),
         (302, EngineProtocolError), (405, EngineProtocolError), (415, EngineProtocolError), (599, EngineFailed),
     ],
 )  # fmt: skip
@@ -729,7 +730,10 @@ async def test_load_is_read_from_the_engines_own_metrics(http_subject: HTTPSubje
         "tgi": Load(3, 1, 0.25),
         "tensorrt_llm": Load(3, 1, 0.25, 0.25),
     }
-    assert await http_subject.adapter.load() == told[http_subject.engine]
+    load = await http_subject.adapter.load()
+    assert load == told[http_subject.engine]
+    declared = http_subject.adapter.capabilities.load
+    assert declared == {field for field in load.__struct_fields__ if getattr(load, field) is not None}
 
 
 async def test_load_is_unknown_where_the_engine_does_not_tell_or_tells_nonsense(http_subject: HTTPSubject) -> None:
