@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 QUICK ?=
 
-.PHONY: demo test check lint types format serve bakeoff setup clean help
+.PHONY: demo test check lint types format live matrix serve bakeoff setup clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -26,6 +26,14 @@ types: $(VENV)/.installed-dev
 
 format: $(VENV)/.installed-dev  ## format the code
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+live: $(VENV)/.installed-dev  ## probe every engine installed here, through its adapter and the gateway, and write docs/engine-matrix.md
+	@$(BIN)/goodgate models pull
+	@GOODGATE_LIVE=all GOODGATE_LIVE_REPORTS=runs/live $(BIN)/python -m pytest -q -s tests/live $(PYTEST_ARGS)
+	@$(BIN)/python scripts/engine_matrix.py --live runs/live
+
+matrix: $(VENV)/.installed-dev  ## write what the adapters declare into docs/engine-matrix.md
+	@$(BIN)/python scripts/engine_matrix.py
 
 serve: $(VENV)/.installed  ## serve the default model on 127.0.0.1:8080
 	@$(BIN)/goodgate models pull

@@ -34,6 +34,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     prefix_caching: bool
 
 
+LARGEST_MIN_P = 0.999_999  # the library refuses 1, which leaves the likeliest token alone, as this does
+
+
 class Job(Struct, frozen=True, kw_only=True, array_like=True):
     """One sequence to generate. A temperature of 0 is greedy; 0 for `top_k` is off."""
 
@@ -151,7 +154,7 @@ def generation_config(config: Any, job: Job) -> Any:
     if config.do_sample:
         config.temperature = job.temperature
         config.top_p = job.top_p
-        config.min_p = job.min_p
+        config.min_p = min(job.min_p, LARGEST_MIN_P)
         config.rng_seed = job.seed
         if job.top_k:
             config.top_k = job.top_k

@@ -7,6 +7,8 @@
 - The finish reason may come with text, and `repetition` is one of its reasons for stopping.
 - The port opens after the model is loaded, so `/health` means ready; it turns 503 when the engine behind it has died.
 - Cached prompt tokens are told only with `--enable-prompt-tokens-details`, which our launch recipe sets.
+- Tools need `--enable-auto-tool-choice --tool-call-parser NAME`, which our launch recipe sets; without them it answers
+  400 to every `tool_choice` and names the flag. Seen on 0.32.0.
 - `/tokenize` takes a text or messages, and `/detokenize` spells special tokens (serve/tokenize/protocol.py).
 - A process embeds only when it was started for it (`--runner pooling`), and then generates nothing: the option
   `embeddings` says which of the two it is. How many `dimensions` a model allows is its own 400 to say.

@@ -111,6 +111,10 @@ class Lab:
         known: T = self._known[what]
         return known
 
+    def forget(self) -> None:
+        """Ask for everything anew."""
+        self._known.clear()
+
     async def say(self, prompt: str, **fields: Any) -> Answer:
         """As a completion, which shows a continuation plainly; as a chat where the engine has no completions."""
         ask = self.complete if self.adapter.capabilities.completions else self.chat

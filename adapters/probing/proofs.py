@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -286,12 +287,13 @@ async def _made_greedy(lab: Lab, **fields: Any) -> Observation:
     return tamed(await _greedy(lab), await _hot(lab), await _several(lab, 2, **fields))
 
 
-def tamed(greedy: Answer, hot: Sequence[Answer], answers: Sequence[Answer]) -> Observation:
-    """Hot samples that a filter leaves one token to choose from are the greedy answer."""
-    if _texts(hot) == {greedy.text}:
-        return unclear("hot answers are the greedy one anyway")
-    num_equal = sum(answer.text == greedy.text for answer in answers)
-    return honoured_if(num_equal > 0, f"{num_equal} of {len(answers)} hot answers became the greedy one")
+def tamed(greedy: Answer, hot: Sequence[Answer], filtered: Sequence[Answer]) -> Observation:
+    """Hot answers that a filter leaves one token to choose from are alike: like the greedy one, or like each other
+    where kernels round the same sum differently and a near tie falls the other way."""
+    if len(_texts(hot)) < len(hot):
+        return unclear("hot answers are alike anyway")
+    num_alike = max(Counter(answer.text for answer in [greedy, *filtered]).values())
+    return honoured_if(num_alike > 1, f"{num_alike} of {len(filtered)} hot answers and the greedy one are alike")
 
 
 @proves("seed")
@@ -318,7 +320,7 @@ async def logit_bias(lab: Lab) -> Observation:
 
 
 def forced_apart(greedy: Answer, forced: Sequence[Answer]) -> Observation:
-    """Each forced token repeats itself, so the answers differ from the greedy one and from one another."""
+    """The answers that each of the ids is forced on differ from the greedy one and from one another."""
     different = len(_texts([greedy, *forced])) == len(forced) + 1
     return honoured_if(different, f"forced ids {', '.join(map(str, BIASED_IDS))} give {shown(forced[0].text, 24)}")
 

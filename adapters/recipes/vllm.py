@@ -43,6 +43,7 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_num_seqs: Annotated[int, Meta(ge=1)] | None = None
     dtype: str = "bfloat16"
     enforce_eager: bool = False  # True starts faster and decodes slower
+    tool_call_parser: str = "hermes"  # how the model writes its calls; without one, vLLM refuses tools
 
 
 def installed(home: Path) -> Installation:
@@ -94,6 +95,7 @@ def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, An
     argv += ["--served-model-name", model.name, "--host", HOST, "--port", str(port)]
     argv += ["--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)]
     argv += ["--generation-config", "vllm", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+    argv += ["--enable-auto-tool-choice", "--tool-call-parser", settings.tool_call_parser]
     if settings.max_num_seqs is not None:
         argv += ["--max-num-seqs", str(settings.max_num_seqs)]
     if settings.enforce_eager:

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +24,7 @@ from adapters.errors import ContextLengthExceeded, InvalidRequest
 from adapters.launch import free_port
 from adapters.openvino_server import make_jobs
 from adapters.openvino_text import TextStream
+from adapters.openvino_worker import Job, generation_config
 from adapters.types import decode_completion
 
 pytest.importorskip("numpy", reason="the twin hands out numpy arrays, as the library does")
@@ -302,3 +305,9 @@ def test_streamed_text_is_the_whole_text_up_to_its_first_stop_string(
     else:
         assert not any(stop in text for stop in stops)
         assert sent == text
+
+
+def test_a_min_p_of_one_was_refused_by_the_library_so_it_gets_the_next_smaller_one() -> None:
+    job = Job(prompt_ids=[1], max_tokens=1, temperature=1.0, min_p=1.0)
+    assert 0.999 < generation_config(SimpleNamespace(), job).min_p < 1
+    assert generation_config(SimpleNamespace(), msgspec.structs.replace(job, min_p=0.1)).min_p == 0.1

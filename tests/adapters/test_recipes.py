@@ -160,6 +160,14 @@ def test_vllm_reads_the_hugging_face_folder_and_exports_a_gguf_model_first(tmp_p
     assert spec.prepare is None
 
 
+def test_vllm_refused_tools_until_it_was_started_with_a_parser(tmp_path: Path) -> None:
+    """Seen on a live 0.32.0: every `tool_choice` was answered with 400 and the name of the missing flag."""
+    for options, parser in (({}, "hermes"), ({"tool_call_parser": "mistral"}, "mistral")):
+        argv = vllm.launch_spec(home=tmp_path, model=hf_model(tmp_path), port=1, options=options).argv
+        assert "--enable-auto-tool-choice" in argv
+        assert argv[argv.index("--tool-call-parser") + 1] == parser
+
+
 def test_engines_that_read_gguf_refuse_another_layout(tmp_path: Path) -> None:
     for recipe in (llama_cpp, openvino):
         with pytest.raises(EngineUnavailable, match="GGUF files only"):

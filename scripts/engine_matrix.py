@@ -1,0 +1,52 @@
+"""`make matrix`: write the generated tables of docs/engine-matrix.md. With `--live DIR`, also what live engines showed.
+
+python scripts/engine_matrix.py                       # what the adapters declare
+python scripts/engine_matrix.py --live runs/live      # and the reports that `make live` has left there
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import msgspec  # noqa: E402
+
+from adapters.matrix import all_columns, as_markdown  # noqa: E402
+from adapters.probing.faces import times_markdown, verdicts_markdown  # noqa: E402
+from adapters.probing.probe import Report  # noqa: E402
+
+PAGE = ROOT / "docs" / "engine-matrix.md"
+
+
+def written(page: str, name: str, content: str) -> str:
+    """The page with `content` between the marks of `name`."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    head, found, rest = page.partition(begin)
+    _, also_found, tail = rest.partition(end)
+    if not (found and also_found):
+        raise SystemExit(f"{PAGE} lacks the marks {begin} and {end}.")
+    return f"{head}{begin}\n{content}\n{end}{tail}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--live", type=Path, help="the folder of the reports")
+    arguments = parser.parse_args()
+    page = written(PAGE.read_text(), "matrix", as_markdown(all_columns()))
+    if arguments.live is not None:
+        files = sorted(arguments.live.glob("*.json"))
+        if not files:
+            raise SystemExit(f"{arguments.live} holds no report; `make live` writes them.")
+        reports = [msgspec.json.decode(file.read_bytes(), type=Report) for file in files]
+        page = written(page, "times", times_markdown(reports))
+        page = written(page, "live", verdicts_markdown(reports))
+    PAGE.write_text(page)
+    print(f"{PAGE.relative_to(ROOT)} is up to date")
+
+
+if __name__ == "__main__":
+    main()
