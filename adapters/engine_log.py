@@ -13,11 +13,13 @@ import fcntl
 import itertools
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import IO
 
 KEPT = 5  # as many as quick crashes in a row are the last, so that the first of them can still be read
 _TAIL_BYTES = 64 << 10
+_ROOM_BYTES = 64 << 10
 _LINES_SHOWN = 8
 _LINE_WIDTH = 300
 
@@ -64,6 +66,14 @@ def read_tail(path: Path) -> str:
             return file.read().decode("utf-8", "replace")
     except OSError:  # an error about an engine must not fail over its log
         return ""
+
+
+def is_full(path: Path) -> bool:
+    """Has the disk of this file no room left? An engine that cannot write then ends without a word."""
+    try:
+        return shutil.disk_usage(path.parent).free < _ROOM_BYTES
+    except OSError:
+        return False
 
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)")

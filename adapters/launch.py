@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 from msgspec import Struct
 
-from adapters.engine_log import open_log, read_tail, telling_lines
+from adapters.engine_log import is_full, open_log, read_tail, telling_lines
 from adapters.errors import EngineUnavailable, InvalidRequest
 from adapters.ports import HOST as HOST
 from adapters.ports import free_port as free_port
@@ -327,13 +327,12 @@ class EngineProcess:
         self._ended_at = time.monotonic()
 
     def _log_tail(self) -> str:
+        full = " The disk that holds its log is full." if is_full(self.log_path) else ""
         lines = telling_lines(read_tail(self.log_path))
+        if not lines:
+            return f"{full} Its log is empty: {self.log_path}"
         shown = "".join(f"\n    {line}" for line in lines)
-        return (
-            f" Its last lines:{shown}\nThe whole log: {self.log_path}"
-            if lines
-            else f" Its log is empty: {self.log_path}"
-        )
+        return f"{full} Its last lines:{shown}\nThe whole log: {self.log_path}"
 
 
 def _kill_group(number: int) -> None:

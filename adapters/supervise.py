@@ -36,6 +36,8 @@ LOG_CHECK_MS = 1000
 LOG_KEPT_BYTES = 1 << 20  # of a log that is cut
 COMMAND_NOT_STARTED = 127  # as a shell reports it
 
+HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 IS_LINUX = sys.platform == "linux"
 
 
@@ -55,12 +57,22 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def _start(command: list[str], env: dict[str, str]) -> int:
-    """Fork and run the command; a plain fork is safe here, because this process has one thread."""
+    """Fork and run the command; a plain fork is safe here, because this process has one thread.
+
+    Signals wait until the child has put off our handlers: one that comes before would be lost on the engine, and a stop
+    would last for the whole grace.
+    """
     supervisor = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     child = os.fork()
     if child:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
         return child
     try:
+        signal.set_wakeup_fd(-1)
+        for number in HANDLED:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
         if IS_LINUX:
             _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != supervisor:
@@ -182,7 +194,7 @@ def _signal_pipe() -> int:
     receiver, sender = os.pipe()
     os.set_blocking(sender, False)
     signal.set_wakeup_fd(sender)
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in HANDLED:
         signal.signal(number, lambda *_: None)  # a handler, not SIG_IGN: the engine must not inherit deafness
     return receiver
 

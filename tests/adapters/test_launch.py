@@ -7,8 +7,10 @@ import errno
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
@@ -233,6 +235,27 @@ async def test_a_folder_that_cannot_be_written_is_a_sentence_and_no_traceback(tw
         await EngineProcess(spec, twin.log).start()
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if sys.platform != "linux" or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs the right to mount")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+async def test_an_engine_that_ends_on_a_full_disk_is_told_with_that(twin: Twin, small_disk: Path) -> None:
+    process = EngineProcess(twin.spec("talks"), small_disk / "twin.log")
+    with pytest.raises(EngineUnavailable, match=r"The disk that holds its log is full\."):
+        await process.start()
+    with pytest.raises(EngineUnavailable, match=r"The disk that holds its log is full\."):
+        await process.start()
+    assert twin.alive() == []
+
+
 async def test_a_recipe_that_stumbles_over_a_file_is_a_sentence_and_no_traceback(tmp_path: Path) -> None:
     class Stumbling(Adapter):
         @classmethod
@@ -244,13 +267,14 @@ async def test_a_recipe_that_stumbles_over_a_file_is_a_sentence_and_no_traceback
 
 
 async def test_starts_cancelled_at_any_moment_leave_nothing_running(twin: Twin) -> None:
-    for number in range(15):
-        process = twin.process("worker", delay_s=0.3, grace_s=0.1)
-        starting = asyncio.create_task(process.start())
-        await asyncio.sleep(number * 0.02)
+    for number in range(50):
+        starting = asyncio.create_task(twin.process(delay_s=1, grace_s=15).start())
+        await asyncio.sleep(number * 0.003)
         starting.cancel()
+        began = time.monotonic()
         with pytest.raises(asyncio.CancelledError):
             await starting
+        assert time.monotonic() - began < 10, "TERM was lost on it, and it had its whole grace"
         await twin.come_to(0)
 
 

@@ -174,7 +174,7 @@ async def test_a_port_that_was_taken_between_two_lives_is_named_and_used_when_it
 
 
 async def test_the_supervisor_s_death_is_a_crash_like_any_other(twin: Twin) -> None:
-    process = twin.process("loyal worker")
+    process = twin.process("loyal worker", grace_s=0.3)
     async with aclosing(kept_alive(process, Policy(first_delay_s=0.2))) as changes:
         assert isinstance(await anext(changes), Ready)
         await twin.come_to(2)
