@@ -54,6 +54,9 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 URL = Annotated[str, Meta(pattern="^https?://")]
 
 
+_O = TypeVar("_O", bound=EngineOptions)
+
+
 class HTTPOptions(EngineOptions):
     """Keys of every engine that is reached over HTTP."""
 
@@ -64,6 +67,17 @@ class HTTPOptions(EngineOptions):
     connect_timeout_s: Seconds = 2.0
     first_token_timeout_s: Seconds = 120.0
     token_timeout_s: Seconds = 60.0
+
+
+def launched_options(kind: type[_O], url: str, launch_options: Mapping[str, Any]) -> _O:
+    """The adapter's options for an engine that was launched from here.
+
+    An option that launch and adapter both have, such as `embeddings`, says how the engine was started, and so how it
+    answers.
+    """
+    shared = set(kind.__struct_fields__) - set(HTTPOptions.__struct_fields__)
+    told = {name: value for name, value in launch_options.items() if name in shared}
+    return msgspec.convert({"url": url, **told}, kind)
 
 
 class Reader(Protocol):
@@ -102,6 +116,7 @@ class Exchange:
     reader: Reader
     headers: Mapping[str, str] = field(default_factory=dict)
     farewell: Post | None = None
+    content_type: str = "text/event-stream"  # what a success looks like
 
 
 _T = TypeVar("_T")
@@ -247,7 +262,7 @@ class EngineClient:
         """The answer to the request, once it is known to be a stream. Its socket is closed on the way out."""
         response = await self._send(exchange, deadline, {"X-Request-Id": request_id})
         try:
-            if response.status != 200 or "text/event-stream" not in response.content_type:
+            if response.status != 200 or exchange.content_type not in response.content_type:
                 raise await self._refusal(response, deadline)
             yield response
         finally:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,14 @@ def write_config(folder: Path, *models: dict[str, Any], **sections: Any) -> Path
 
 
 @contextmanager
-def running(config: Path, *words: str, home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def running(
+    config: Path, *words: str, home: Path, environment: Mapping[str, str] = os.environ
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A serving process and the url that it says it listens on."""
     process = subprocess.Popen(
         [sys.executable, "-m", "goodgate", "serve", "--config", str(config), *words],
         cwd=ROOT,
-        env={**os.environ, "GOODGATE_HOME": str(home)},
+        env={**environment, "GOODGATE_HOME": str(home)},
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -1,0 +1,116 @@
+"""The example of an engine from another package, installed for real: it is listed, launched, served and conforming.
+
+And its guide: each block of code in docs/adding-an-engine.md that is marked with a file stands in that file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from adapters.launch import free_port
+from tests.gateway.test_commands import await_ready, running, write_config
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples/acme_engine"
+GUIDE = ROOT / "docs/adding-an-engine.md"
+MARKED = re.compile(r"^```\w+ (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass
+class Installed:
+    """A folder that holds the installed example, and the source that it was installed from."""
+
+    site: Path
+    source: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": os.pathsep.join([str(self.site), str(ROOT)])}
+
+    def run(self, *words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *words]
+        environment = {**self.environment, "GOODGATE_HOME": str(self.site / "home"), "COLUMNS": "200"}
+        return subprocess.run(
+            command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100, check=False
+        )
+
+
+@pytest.fixture(scope="module")
+def acme(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("acme")
+    source = shutil.copytree(EXAMPLE, folder / "source")  # a build leaves files beside what it builds
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "--quiet", "--target", str(folder / "site"), str(source)], check=True)
+    return Installed(folder / "site", source)
+
+
+def test_an_installed_package_adds_its_engine_to_the_list(acme: Installed) -> None:
+    rows = json.loads(acme.run("-m", "goodgate", "engines", "--json").stdout)
+    assert {"engine": "acme", "local": True, "version": "1.0.0", "how": ""} in rows
+
+
+def test_a_gateway_launches_it_and_reaches_one_that_runs(acme: Installed, tmp_path: Path) -> None:
+    port = free_port()
+    engine = subprocess.Popen(
+        [sys.executable, "-m", "acme_goodgate.server", "--port", str(port)], env=acme.environment, cwd=acme.site
+    )
+    by_url = {"engine": "acme", "options": {"url": f"http://127.0.0.1:{port}", "loud": True}}
+    launched = {"engine": "acme", "launch": True, "model": "small", "options": {"token_ms": 1}}
+    config = write_config(tmp_path, {"name": "loud", "replicas": [by_url]}, {"name": "quiet", "replicas": [launched]})
+    try:
+        with running(config, home=tmp_path, environment=acme.environment) as (process, url):
+            await_ready(url)
+            for model, said in (("loud", "ALPHA BETA GAMMA"), ("quiet", "alpha beta gamma")):
+                asked = acme.run("-m", "goodgate", "chat", "--url", url, "--model", model, "--max-tokens", "3", "Hi")
+                assert (asked.returncode, asked.stdout.strip()) == (0, said), asked.stderr
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+    finally:
+        engine.terminate()
+        engine.wait(10)
+
+
+def test_the_contract_suite_runs_over_it_from_its_own_tests(acme: Installed) -> None:
+    done = acme.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", cwd=acme.source)
+    assert done.returncode == 0, done.stdout
+    num_passed = re.search(r"(\d+) passed", done.stdout)
+    assert num_passed is not None
+    assert int(num_passed[1]) >= 19
+    assert "skipped" not in done.stdout
+
+
+def test_the_same_file_among_the_adapters_is_a_built_in_engine(tmp_path: Path) -> None:
+    """One file is all that an engine takes."""
+    shutil.copy(EXAMPLE / "acme_goodgate/__init__.py", tmp_path / "acme.py")
+    code = (
+        f"import adapters; adapters.__path__.append({str(tmp_path)!r})\n"
+        "from adapters.registry import adapter_class, engine_names\n"
+        "print('acme' in engine_names(), adapter_class('acme').__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "adapters.acme"]
+
+
+def blocks() -> list[tuple[str, str]]:
+    return MARKED.findall(GUIDE.read_text())
+
+
+@pytest.mark.parametrize(("file", "block"), blocks())
+def test_every_marked_block_of_the_guide_stands_in_its_file(file: str, block: str) -> None:
+    assert block.strip("\n") in (EXAMPLE / file).read_text(), f"{file} does not hold:\n{block}"
+
+
+def test_the_guide_shows_the_example() -> None:
+    assert {file for file, _ in blocks()} == {
+        "pyproject.toml", "acme_goodgate/__init__.py", "tests/test_acme.py",
+    }  # fmt: skip
