@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,25 +60,39 @@ def test_an_installed_package_adds_its_engine_to_the_list(acme: Installed) -> No
     assert {"engine": "acme", "local": True, "version": "1.0.0", "how": ""} in rows
 
 
-def test_a_gateway_launches_it_and_reaches_one_that_runs(acme: Installed, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def running_acme(acme: Installed) -> Iterator[str]:
+    """The url of a running engine."""
     port = free_port()
-    engine = subprocess.Popen(
-        [sys.executable, "-m", "acme_goodgate.server", "--port", str(port)], env=acme.environment, cwd=acme.site
-    )
-    by_url = {"engine": "acme", "options": {"url": f"http://127.0.0.1:{port}", "loud": True}}
-    launched = {"engine": "acme", "launch": True, "model": "small", "options": {"token_ms": 1}}
-    config = write_config(tmp_path, {"name": "loud", "replicas": [by_url]}, {"name": "quiet", "replicas": [launched]})
+    command = [sys.executable, "-m", "acme_goodgate.server", "--port", str(port), "--token-ms", "2"]
+    engine = subprocess.Popen(command, env=acme.environment, cwd=acme.site, stdout=subprocess.DEVNULL)
     try:
-        with running(config, home=tmp_path, environment=acme.environment) as (process, url):
-            await_ready(url)
-            for model, said in (("loud", "ALPHA BETA GAMMA"), ("quiet", "alpha beta gamma")):
-                asked = acme.run("-m", "goodgate", "chat", "--url", url, "--model", model, "--max-tokens", "3", "Hi")
-                assert (asked.returncode, asked.stdout.strip()) == (0, said), asked.stderr
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
+        url = f"http://127.0.0.1:{port}"
+        await_ready(url, path="/status")
+        yield url
     finally:
         engine.terminate()
         engine.wait(10)
+
+
+def test_a_gateway_launches_it_and_reaches_one_that_runs(acme: Installed, running_acme: str, tmp_path: Path) -> None:
+    by_url = {"engine": "acme", "options": {"url": running_acme, "loud": True}}
+    launched = {"engine": "acme", "launch": True, "model": "small", "options": {"token_ms": 1}}
+    config = write_config(tmp_path, {"name": "loud", "replicas": [by_url]}, {"name": "quiet", "replicas": [launched]})
+    with running(config, home=tmp_path, environment=acme.environment) as (process, url):
+        await_ready(url)
+        ask = ("-m", "goodgate", "chat", "--url", url, "--max-tokens", "3", "--temperature", "0", "Hi", "--model")
+        loud, quiet = acme.run(*ask, "loud").stdout.strip(), acme.run(*ask, "quiet").stdout.strip()
+        assert len(quiet.split()) == 3
+        assert loud == quiet.upper()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_a_probe_finds_every_declared_capability_honoured(acme: Installed, running_acme: str) -> None:
+    done = acme.run("-m", "goodgate", "engines", "probe", running_acme, "--engine", "acme")
+    assert done.returncode == 0, done.stdout
+    assert "contradicted" not in done.stdout
 
 
 def test_the_contract_suite_runs_over_it_from_its_own_tests(acme: Installed) -> None:

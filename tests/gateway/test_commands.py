@@ -69,17 +69,17 @@ def running(
         process.communicate()
 
 
-def is_ready(url: str) -> bool:
+def is_ready(url: str, path: str = "/ready") -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=5):
+        with urllib.request.urlopen(url + path, timeout=5):
             return True
     except OSError:
         return False
 
 
-def await_ready(url: str) -> None:
+def await_ready(url: str, path: str = "/ready") -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while not is_ready(url):
+    while not is_ready(url, path):
         assert time.monotonic() < deadline, "never ready"
         time.sleep(0.05)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -66,10 +67,12 @@ class Acme:
         return response
 
     def _pieces(self, asked: dict[str, Any]) -> Iterator[str]:
-        """The words of the answer, up to a stop string."""
+        """The words of the answer, up to a stop string. Chance has a say in them unless it is ruled out."""
+        is_greedy = asked.get("heat") == 0 or asked.get("width") == 1
+        draw = random.Random(0 if is_greedy else asked.get("dice"))
         text = ""
         for number in range(self.num_words):
-            word = WORDS[(number + asked.get("dice", 0)) % len(WORDS)]
+            word = draw.choice(WORDS)
             piece = f" {word}" if number else word
             text += piece
             if any(stop in text for stop in asked.get("until", ())):

@@ -61,9 +61,10 @@ async def test_fields_go_out_in_acmes_words() -> None:
 
 async def test_a_stop_string_ends_the_answer(subject: AcmeSubject) -> None:
     await subject.adapter.start()
-    chunks = await collect(subject.adapter, chat(stop=" gamma"))
-    assert "".join(chunk.text for chunk in chunks) == "alpha beta"
-    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["stop"]
+    whole, cut = [await collect(subject.adapter, chat(temperature=0, stop=stop)) for stop in ("never", " gamma")]
+    text = "".join(chunk.text for chunk in whole)
+    assert "".join(chunk.text for chunk in cut) == text.partition(" gamma")[0] != text
+    assert [chunk.finish_reason for chunk in cut if chunk.finish_reason] == ["stop"]
 
 
 STREAM = '{"say": "Hé"}\n{"say": "llo"}\n\n{"over": "limit", "heard": 3, "said": 2}\n{"say": "late"}\n'.encode()
