@@ -18,6 +18,7 @@
   `required`. Where the model's chat template has no place for tools, it drops them all, and `required` with them: its
   `/props` says so (`chat_template_caps`), and then tools are refused here. Seen on 11434.
 - It embeds only when started with `--embeddings`, which the option `embeddings` says, and never in fewer dimensions.
+  Its help calls that a restriction, but such a server generates as well. Seen on 11434; older builds answer 501.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ from adapters.openai_http import (
     LoadMetrics,
     OpenAIHTTPAdapter,
     SideRoutes,
-    serves_embeddings_only,
 )
 from adapters.openai_wire import Dialect
 from adapters.side_routes import read_text
@@ -111,9 +111,9 @@ class Adapter(Installable, OpenAIHTTPAdapter[EmbeddingOptions]):
 
     def __init__(self, options: EmbeddingOptions) -> None:
         super().__init__(options)
-        self.capabilities = msgspec.structs.replace(self.capabilities, tokenize_chat=True)
-        if options.embeddings:
-            self.capabilities = serves_embeddings_only(self.capabilities)
+        self.capabilities = msgspec.structs.replace(
+            self.capabilities, tokenize_chat=True, embeddings=options.embeddings
+        )
         self._capabilities_with_tools = self.capabilities
 
     def body(self, request: GenerateRequest, model: str) -> dict[str, Any]:

@@ -193,10 +193,10 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
                     yield chunk
 
 
-def serves_embeddings_only(capabilities: Capabilities, *, dimensions: bool = False) -> Capabilities:
+def serves_embeddings_only(capabilities: Capabilities) -> Capabilities:
     """What is left of an engine's abilities when its process was started for embeddings."""
     return msgspec.structs.replace(
-        capabilities, embeddings=True, dimensions=dimensions, chat=False, completions=False, parameters=frozenset()
+        capabilities, embeddings=True, dimensions=True, chat=False, completions=False, parameters=frozenset()
     )
 
 

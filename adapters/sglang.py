@@ -102,7 +102,7 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
                 parameters=frozenset(LIMITS | SAMPLING | PENALTIES | {"response_format"}),
             )
         if options.embeddings:
-            self.capabilities = serves_embeddings_only(self.capabilities, dimensions=True)
+            self.capabilities = serves_embeddings_only(self.capabilities)
 
     async def start(self) -> None:
         if self.options.route == "native" and self.options.chat_template:

@@ -57,4 +57,4 @@ class Adapter(Installable, OpenAIHTTPAdapter[EmbeddingOptions]):
     def __init__(self, options: EmbeddingOptions) -> None:
         super().__init__(options)
         if options.embeddings:
-            self.capabilities = serves_embeddings_only(self.capabilities, dimensions=True)
+            self.capabilities = serves_embeddings_only(self.capabilities)

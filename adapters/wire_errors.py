@@ -75,8 +75,10 @@ _OVERFLOW_WORDS = re.compile(
     r"|inputs?`? (tokens .{0,40}must|must have less than)",
     re.IGNORECASE,
 )
-# TensorRT-LLM behind Triton, where an error of the model has no better status than 500.
-_PROMPT_TOO_LONG = re.compile(r"prompt length.{0,160}exceed", re.IGNORECASE)
+# TensorRT-LLM behind Triton, where an error of the model has no better status than 500; a text to embed in llama.cpp.
+_PROMPT_TOO_LONG = re.compile(
+    r"prompt length.{0,160}exceed|input \(\d+ tokens\) is (too large|larger than)", re.IGNORECASE
+)
 _LOADING = re.compile(r"loading|starting|warming|not ready", re.IGNORECASE)
 
 

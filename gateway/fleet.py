@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters.base import EngineAdapter, Load
+from adapters.engine_client import launched_options
 from adapters.errors import EngineUnavailable, GoodgateError, ModelNotFound
 from adapters.kept_alive import Ready, Restarting, kept_alive
 from adapters.launch import EngineProcess, launch
@@ -252,7 +253,7 @@ class Fleet:
             return adapter(adapter_options(replica.config, adapter))
         if "url" not in adapter.Options.__struct_fields__:
             adapter = self._find_adapter(LAUNCHED_SPEAKS)
-        return adapter(adapter.Options(url=replica.process.url))
+        return adapter(launched_options(adapter.Options, replica.process.url, replica.config.options))
 
 
 def _why_none_serves(replicas: list[Replica]) -> str:

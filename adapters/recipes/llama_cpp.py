@@ -4,6 +4,8 @@
 - Its wheel loses symbolic links: `libllama.so.0`, which the programs look for, is there only as `libllama.so.0.6.0`.
 - It reads the GGUF file. It has no fast kernel for Q4_1: `quantization` makes a copy in a type it is fast with, and
   keeps it beside the model. Requantising a 4-bit file costs quality, so the default is the file as it is.
+- It embeds with `--embeddings` only. A text must fit one physical batch (`-ub`), because it is not split there, and
+  its vectors are pooled into one: a model made for embeddings says how in its file, others have to be told.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     threads: Annotated[int, Meta(ge=1)] | None = None  # None: all cores
     slots: Annotated[int, Meta(ge=1)] = 16  # requests served at once; each has context / slots tokens
     context: Annotated[int, Meta(ge=1)] = 16384
+    embeddings: bool = False  # serve embeddings too
+    pooling: Literal["model", "mean", "cls", "last"] = "mean"  # of a text's vectors into one; "model": as its file says
 
 
 def installed(home: Path) -> Installation:
@@ -86,12 +90,20 @@ def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, An
     argv += ["--host", HOST, "--port", str(port), "--offline"]
     argv += ["-t", str(settings.threads or num_cores()), "-np", str(settings.slots), "-c", str(settings.context)]
     argv += ["--metrics", "--jinja", "--no-webui"]
+    if settings.embeddings:
+        argv += embedding_flags(settings)
     return LaunchSpec(
         name=ENGINE,
         argv=tuple(argv),
         port=port,
         prepare=partial(requantise, folder, model.path, file, settings.quantization) if requantised else None,
     )
+
+
+def embedding_flags(settings: Options) -> list[str]:
+    whole_text = str(settings.context // settings.slots)
+    flags = ["--embeddings", "-b", whole_text, "-ub", whole_text]
+    return flags if settings.pooling == "model" else [*flags, "--pooling", settings.pooling]
 
 
 def requantise(folder: Path, source: Path, target: Path, kind: str) -> None:

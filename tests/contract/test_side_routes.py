@@ -38,6 +38,7 @@ TURNS = [{"role": "user", "content": "Hi"}]
 VLLM_TOKENS = {"count": 2, "max_model_len": 4096, "tokens": [5, 6]}
 TGI_TOKENS = [{"id": 5, "text": "Hello", "start": 0, "stop": 5}, {"id": 6, "text": " world", "start": 5, "stop": 11}]
 TGI_INFO = {"model_id": "org/small", "max_total_tokens": 4096, "version": "3.3.7"}
+LLAMA_TOO_LONG = "input (3001 tokens) is too large to process. increase the physical batch size (current: 1024)"
 LLAMA_PROPS = {"default_generation_settings": {"n_ctx": 4096}, "build_info": "b11434-1a2b3c4"}
 
 
@@ -319,10 +320,18 @@ async def test_the_version_is_the_engines_own(ask: Ask, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, side in SIDES.items() if side.options.get("embeddings")])
-async def test_an_engine_started_for_embeddings_is_not_asked_to_generate(ask: Ask, name: str) -> None:
+async def test_a_process_that_can_only_embed_is_not_asked_to_generate(ask: Ask, name: str) -> None:
     asked = await ask(name)
-    generates = asked.side.engine == "openai_compatible"  # an endpoint with many models behind it
+    generates = asked.side.engine in {"llama_cpp", "openai_compatible"}  # a server that does both; one of many models
     assert (asked.adapter.capabilities.chat, asked.adapter.capabilities.completions) == (generates, generates)
+
+
+def test_how_an_engine_was_launched_is_how_its_adapter_answers() -> None:
+    """A launch's own options, and those of another engine's adapter, say nothing to it."""
+    vllm, peer = adapter_class("vllm"), adapter_class("goodgate_peer")
+    options = engine_client.launched_options(vllm.Options, "http://127.0.0.1:1", {"embeddings": True, "threads": 2})
+    assert vllm(options).capabilities.embeddings
+    assert engine_client.launched_options(peer.Options, "http://127.0.0.1:1", {"model": "x"}).model == ""
 
 
 @pytest.mark.parametrize("name", EMBEDDERS)
@@ -465,6 +474,7 @@ Put = Callable[[EngineAdapter[Any]], Awaitable[object]]
     [
         (Reply.plain(400, {"error": {"message": "`input` is odd", "param": "input"}}), InvalidRequest),
         (Reply.plain(400, {"error": {"message": "maximum context length is 8 tokens"}}), ContextLengthExceeded),
+        (Reply.plain(500, {"error": {"message": LLAMA_TOO_LONG, "type": "server_error"}}), ContextLengthExceeded),
         (Reply.plain(404, {"error": {"message": "no model 'small'"}}), ModelNotFound),
         (Reply.plain(429, {"error": "queue full"}), Overloaded),
         (Reply.plain(500, {"error": {"message": "broken"}}), EngineFailed),
