@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from adapters.base import Load
 from adapters.errors import EngineFailed, GoodgateError, Overloaded, StreamInterrupted
 from adapters.fake import Adapter, FakeOptions, answer, fault_of
-from adapters.types import ChatRequest, Chunk
+from adapters.types import ChatRequest, Chunk, EmbeddingRequest, TokenizeRequest
 
 
 def chat(**fields: Any) -> ChatRequest:
@@ -65,8 +65,9 @@ async def test_lengths_are_those_asked_for(fields: dict[str, Any], num_tokens: i
     assert chunks[-1].usage.completion_tokens == num_tokens
 
 
+@pytest.mark.replay("W05")
 @given(st.integers(0, 2**31), st.integers(0, 20), st.integers(1, 6))
-def test_w05_a_stop_string_never_leaks_wherever_it_falls(seed: int, start: int, length: int) -> None:
+def test_a_stop_string_never_leaks_wherever_it_falls(seed: int, start: int, length: int) -> None:
     text = "".join(answer(chat(), FakeOptions(seed=seed), 0).pieces)
     stop = text[start : start + length]
     stopped = answer(chat(stop=[stop]), FakeOptions(seed=seed), 0)
@@ -162,3 +163,35 @@ def test_faults_are_repeatable_and_as_frequent_as_told() -> None:
 def test_dials_out_of_range_are_refused(dials: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(dials, FakeOptions)
+
+
+async def test_texts_that_share_words_lie_close_and_every_vector_has_length_1() -> None:
+    adapter = await started(dimensions=256)
+    texts = ["the river follows one road", "one road follows the river near", "morning answers every signal", "  "]
+    told = await adapter.embed(EmbeddingRequest(model="fake", input=list(texts)))
+    assert told.prompt_tokens == 5 + 6 + 4
+
+    def likeness(one: int, other: int) -> float:
+        return sum(a * b for a, b in zip(told.vectors[one], told.vectors[other], strict=True))
+
+    assert [likeness(index, index) for index in range(4)] == pytest.approx([1.0] * 4)
+    assert likeness(0, 1) > 0.8 > 0.3 > likeness(0, 2)
+
+
+async def test_words_that_it_does_not_know_have_ids_of_their_own_and_read_back_as_unknown() -> None:
+    adapter = await started()
+    ids = (await adapter.tokenize(TokenizeRequest(model="fake", prompt="the zebra follows a zebra"))).ids
+    assert ids[1] == ids[4]
+    assert len(set(ids)) == 4
+    assert await adapter.detokenize(ids) == "the <unk> follows a <unk>"
+
+
+async def test_an_embedding_waits_for_a_slot_and_can_be_left() -> None:
+    adapter = await started(max_concurrent=1, ttft_ms=60_000)
+    tasks = [asyncio.create_task(adapter.embed(EmbeddingRequest(model="fake", input=["the"]))) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    assert await adapter.load() == Load(running=1, waiting=1)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert await adapter.load() == Load(running=0, waiting=0)

@@ -209,3 +209,37 @@ async def test_the_launch_spec_starts_a_server_with_the_dials_under_the_models_n
     async with process, posted(process.url, model="small", stream=False) as response:
         answer = await response.json()
     assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (2, "stop")
+
+
+async def test_it_embeds_for_openais_client() -> None:
+    async with serving(dimensions=4) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        answer = await client.embeddings.create(model="fake", input=["the river", "the river"])
+        assert [len(each.embedding) for each in answer.data] == [4, 4]
+        assert answer.data[0].embedding == answer.data[1].embedding
+        assert answer.usage.prompt_tokens == 4
+        with pytest.raises(openai.NotFoundError, match="'other'"):
+            await client.embeddings.create(model="other", input="the")
+
+
+async def test_it_tells_ids_their_text_and_its_version() -> None:
+    async with serving() as url, aiohttp.ClientSession(url) as client:
+        async with client.post("/tokenize", json={"model": "fake", "prompt": "the river"}) as response:
+            told = await response.json()
+        async with client.post("/detokenize", json={"tokens": told["tokens"]}) as response:
+            assert await response.json() == {"prompt": "the river"}
+        async with client.get("/version") as response:
+            assert (await response.json())["version"]
+        async with client.post("/tokenize", json={"prompt": "a", "messages": []}) as response:
+            assert response.status == 400
+    assert told["count"] == 2
+
+
+@pytest.mark.parametrize(("kind", "status"), [("error", 500), ("overloaded", 503)])
+async def test_an_embedding_meets_the_faults_that_were_dialled(kind: str, status: int) -> None:
+    async with serving(fail_rate=1, fail_kinds=[kind]) as url, aiohttp.ClientSession(url) as client:
+        response = await client.post("/v1/embeddings", json={"model": "fake", "input": "the"})
+        assert response.status == status
+        response.release()
+    async with serving(fail_rate=1, fail_kinds=["cut"]) as url, aiohttp.ClientSession(url) as client:
+        with pytest.raises(aiohttp.ClientError):
+            await client.post("/v1/embeddings", json={"model": "fake", "input": "the"})

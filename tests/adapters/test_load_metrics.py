@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adapters.base import Load
-from adapters.load_metrics import LoadMetrics, read_load
+from adapters.load_metrics import LoadMetrics, read_load, told_fields
 
 
 def test_a_label_picks_its_own_values_and_their_sets_add_up() -> None:
@@ -35,3 +35,15 @@ def test_a_hit_rate_comes_from_queries_from_misses_or_from_itself() -> None:
 
 def test_lines_that_are_no_samples_tell_nothing() -> None:
     assert read_load("# TYPE r gauge\nr{a=\nr nan\nr\n", LoadMetrics(running="r")) == Load()
+
+
+def test_what_an_engine_can_tell_follows_from_the_names_that_it_has() -> None:
+    assert told_fields(None) == told_fields(LoadMetrics()) == frozenset()
+    assert told_fields(LoadMetrics(running="r", kv_usage="k", kv_capacity="c")) == {"running", "kv_usage"}
+    for names in (
+        LoadMetrics(prefix_hit_rate="r"),
+        LoadMetrics(prefix_hits="h", prefix_queries="q"),
+        LoadMetrics(prefix_hits="h", prefix_misses="m"),
+    ):
+        assert told_fields(names) == {"prefix_hit_rate"}
+    assert told_fields(LoadMetrics(prefix_hits="h")) == frozenset()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from adapters.errors import EngineUnavailable
+from adapters.errors import EngineUnavailable, InvalidRequest
 from adapters.model_store import ModelMissing
 from adapters.model_text import ModelText
+from adapters.types import TokenizeRequest
 from tests.contract.conftest import chat
 from tests.contract.word_model import write_word_model
 
@@ -89,3 +91,14 @@ def test_broken_arguments_of_a_tool_call_reach_the_template_as_they_are(tmp_path
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{half"}}
     text = ModelText.load(str(write_word_model(tmp_path)), tmp_path)
     assert text.prompt(chat(messages=[{"role": "assistant", "tool_calls": [call]}])) == '[assistant]"{half"[assistant]'
+
+
+def test_ids_are_those_that_the_engine_sees(tmp_path: Path) -> None:
+    text = ModelText.load(str(write_word_model(tmp_path)), tmp_path)
+    plain = TokenizeRequest(model="m", prompt="Hello world")
+    assert text.encode(plain) == [1, 2, 3]
+    assert text.encode(msgspec.structs.replace(plain, add_special_tokens=False)) == [2, 3]
+    turns = TokenizeRequest(model="m", messages=chat().messages, add_special_tokens=False)
+    assert text.encode(turns)[0] == 1  # the template writes it, whatever is asked for a text
+    with pytest.raises(InvalidRequest, match="no token 77"):
+        text.decode([2, 77])

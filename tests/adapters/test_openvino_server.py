@@ -227,6 +227,30 @@ def test_a_client_that_leaves_before_its_answer_stops_its_work(server: Running) 
     wait_until(lambda: "leaves at once" in server.cancelled())
 
 
+def test_token_ids_there_and_back_special_ones_included(server: Running) -> None:
+    text = "hé字😀"
+    status, told = server.send("/tokenize", {"model": MODEL, "prompt": text})
+    assert (status, told) == (200, {"count": 10, "max_model_len": MAX_MODEL_LEN, "tokens": list(text.encode())})
+    assert server.send("/detokenize", {"tokens": [*told["tokens"], 256]}) == (200, {"prompt": f"{text}<eos>"})
+    turns = [{"role": "user", "content": "Hi"}]
+    assert server.send("/tokenize", {"messages": turns})[1]["tokens"] == list(b"u:Hi;")
+
+
+def test_questions_about_tokens_that_make_no_sense_are_refused(server: Running) -> None:
+    for path, body, status, param in (
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, 400, "prompt"),
+        ("/tokenize", {"model": "other", "prompt": "a"}, 404, "model"),
+        ("/detokenize", {"tokens": [257]}, 400, "tokens"),
+        ("/detokenize", {"model": "other", "tokens": [1]}, 404, "model"),
+    ):
+        answered, told = server.send(path, body)
+        assert (answered, told["error"]["param"]) == (status, param)
+
+
+def test_it_tells_the_librarys_version(server: Running) -> None:
+    assert server.send("/version") == (200, {"version": "2026.4.1.0-twin"})
+
+
 def test_it_tells_its_model_and_its_load(server: Running) -> None:
     _, body = server.send("/v1/models")
     assert [(model["id"], model["max_model_len"]) for model in body["data"]] == [(MODEL, MAX_MODEL_LEN)]

@@ -87,6 +87,7 @@ def test_special_tokens_in_a_prompt_are_one_id_and_have_no_text(tokenizer: TextT
     assert ids[0] == 1
     assert ids[-1] == 2
     assert tokenizer.decode(ids) == "user\nHi"
+    assert tokenizer.decode(ids, with_special_tokens=True) == "<|im_start|>user\nHi<|im_end|>"
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
     assert tokenizer.token_text(2) == "<|im_end|>"
     assert tokenizer.chat_template is not None
