@@ -272,8 +272,8 @@ class ToolText:
         self._arguments = []
 
     def _hand_over_arguments(self) -> None:
-        if self._arguments:
-            self._events.append(Arguments(self._num_calls, "".join(self._arguments)))
+        if text := "".join(self._arguments or ()):
+            self._events.append(Arguments(self._num_calls, text))
             self._arguments = []
 
     def _close_arguments(self) -> None:
