@@ -16,7 +16,7 @@ import yaml
 
 from tests.deploy import manifests
 from tests.deploy.compose_file import ROOT, services
-from tests.gateway.rig import Start, fake, model, start
+from tests.gateway.rig import Start, fake, model, start, until
 from tests.gateway.test_evidence import NATIVE, document, write
 
 __all__ = ["start"]  # a fixture
@@ -49,9 +49,13 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture
 async def exposed(start: Start, tmp_path: Path) -> dict[str, set[str]]:
-    """The series of a gateway that has answered, failed and read a race's evidence, each with its labels."""
+    """The series of a gateway that has answered, failed, launched an engine and read evidence, each with its labels."""
     write(tmp_path / "evidence.json", document(NATIVE))
-    gateway = await start(model(fake()), evidence=str(tmp_path / "evidence.json"))
+    launched = {"engine": "fake", "launch": True, "model": "any"}
+    gateway = await start(
+        model(fake()), model(launched, name="n"), evidence=str(tmp_path / "evidence.json"), is_ready=False
+    )
+    await until(lambda: gateway.fleet.models["m"].is_ready)
     assert (await gateway.chat())[0] == 200
     assert await gateway.events()
     assert (await gateway.chat(model="nobody's"))[0] == 404
