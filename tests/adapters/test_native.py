@@ -93,7 +93,8 @@ async def test_choices_of_a_seeded_request_differ_and_repeat(adapter: Adapter) -
     assert (first[-1].usage.prompt_tokens, first[-1].usage.completion_tokens) == (4, 72)
 
 
-async def test_w05_a_stop_string_across_tokens_never_leaks(adapter: Adapter) -> None:
+@pytest.mark.replay("W05")
+async def test_a_stop_string_across_tokens_never_leaks(adapter: Adapter) -> None:
     text = text_of(await collect(adapter, completion(**GREEDY)))
     start = next(i for i in range(2, len(text) - 3) if text.find(text[i : i + 3]) == i)
     stop = text[start : start + 3]  # three bytes, three tokens

@@ -48,6 +48,7 @@ async def test_silence_ends_at_its_own_deadline_and_closes_the_socket(
         await twin.client_left(within_s=1)
 
 
+@pytest.mark.replay("W18")
 async def test_comments_do_not_keep_a_silent_engine_alive() -> None:
     async with engine("vllm", model="small", first_token_timeout_s=5, token_timeout_s=0.15) as (adapter, twin):
         pings = [step for _ in range(40) for step in (b": keep-alive\n\n", 0.03)]

@@ -5,6 +5,8 @@ The suite is adapters/conformance.py, which other packages run over theirs; the 
 
 from __future__ import annotations
 
+import pytest
+
 from adapters.conformance import HISTORY, Conformance
 from tests.contract.conftest import HTTPSubject, chat, collect
 
@@ -13,6 +15,7 @@ class TestContract(Conformance):
     """Over every engine of this repository."""
 
 
+@pytest.mark.replay("W10", "W12")
 async def test_history_with_every_form_of_content_is_sent_in_the_one_form_that_all_read(
     http_subject: HTTPSubject,
 ) -> None:

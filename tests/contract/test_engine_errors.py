@@ -80,6 +80,7 @@ async def test_error_bodies_of_every_shape_give_one_message(
     assert error.status == {401: 502, 422: 400, 500: 502}.get(status, status)
 
 
+@pytest.mark.replay("W09")
 @pytest.mark.parametrize(
     "body",
     [

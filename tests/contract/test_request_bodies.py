@@ -252,8 +252,9 @@ async def test_without_a_limit_the_engines_own_short_default_never_applies(gener
         assert body["max_new_tokens"] is None  # not absent: both read null as "until the context ends"
 
 
+@pytest.mark.replay("W10", "W11", "W12")
 async def test_messages_become_the_models_own_prompt(generate_subject: GenerateSubject) -> None:
-    """W10, W11, W12: parts are joined, absent content is empty, tool arguments are an object to the template."""
+    """Parts are joined, absent content is empty, tool arguments are an object to the template."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     messages = [
         {"role": "developer", "content": "Be brief."},

@@ -51,6 +51,7 @@ async def test_sglang_gives_up_with_the_status_that_it_names() -> None:
             await collect(adapter, completion())
 
 
+@pytest.mark.replay("W05", "W26")
 async def test_a_text_that_loses_its_stop_string_at_the_end_never_showed_it() -> None:
     """SGLang streams what may become a stop string, and trims it from the last event."""
     async with engine("sglang", model="small", route="native") as (adapter, twin):

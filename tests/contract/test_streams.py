@@ -165,6 +165,7 @@ async def test_usage_is_right_as_null_on_every_chunk_and_absent(http_subject: HT
     assert (last.prompt_tokens, last.completion_tokens) == (0 if form == "absent" else 3, 2)
 
 
+@pytest.mark.replay("W17")
 async def test_cached_tokens_are_told_where_the_engine_tells_them(http_subject: HTTPSubject) -> None:
     last = (await collect(http_subject.adapter, chat()))[-1].usage
     assert last is not None
@@ -248,6 +249,7 @@ async def test_a_compressed_stream_is_read(http_subject: HTTPSubject) -> None:
     assert http_subject.twin.requests[-1].headers["accept-encoding"] == "identity"
 
 
+@pytest.mark.replay("W17")
 @pytest.mark.parametrize(
     "usage",
     [{"prompt_tokens": -1, "completion_tokens": 2}, {"prompt_tokens": 10**30, "completion_tokens": 2}, "many", [1]],
@@ -337,6 +339,7 @@ async def test_an_engine_that_does_not_see_the_stop_string_is_left(generate_subj
     assert usage.completion_tokens == 2
 
 
+@pytest.mark.replay("W26")
 async def test_half_a_character_waits_for_its_other_half() -> None:
     """An engine that sends all text so far may still repair its end."""
     async with engine("triton_server") as (adapter, twin):

@@ -24,6 +24,7 @@ from tests.contract.twin import Reply, Twin, event
 # ------------------------------ trtllm-serve
 
 
+@pytest.mark.replay("W08")
 async def test_a_dropped_connection_of_trtllm_serve_is_an_interruption() -> None:
     """It has no error event: an exception in the middle ends the connection."""
     async with engine("tensorrt_llm", model="small") as (adapter, twin):

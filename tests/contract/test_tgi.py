@@ -92,6 +92,7 @@ async def test_tgis_openai_route_leaks_no_stop_string_and_is_left_when_it_misses
         assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (3, 2)
 
 
+@pytest.mark.replay("W03", "W05")
 async def test_a_last_event_without_its_blank_line_is_cut_and_counted_too() -> None:
     async with engine("tgi") as (adapter, twin):
         for last, text in (("D", "see "), ("d", "see ENd")):

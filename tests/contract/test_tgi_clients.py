@@ -391,6 +391,7 @@ async def test_our_adapters_completion_on_openais_route_says_the_same_as_on_tgis
     assert end_of(openai) == end_of(native)
 
 
+@pytest.mark.replay("W05")
 @pytest.mark.parametrize("is_native", [True, False])
 async def test_a_stop_string_that_tgi_leaves_in_or_does_not_see_never_leaves_our_adapter(
     tgi: TGITwin, text_model: Path, is_native: bool
@@ -416,6 +417,7 @@ async def test_our_adapter_calls_a_tool_and_says_why_it_ended(tgi: TGITwin) -> N
     assert [end_of(each)[0] for each in cut] == ["length", "length"]
 
 
+@pytest.mark.replay("W06")
 async def test_our_adapter_sends_nothing_that_tgi_refuses(tgi: TGITwin, text_model: Path) -> None:
     fields = {
         "top_p": 1, "temperature": 0.5, "frequency_penalty": 0.5, "seed": -1, "n": 2, "stop": "END", "max_tokens": 3,
@@ -428,6 +430,7 @@ async def test_our_adapter_sends_nothing_that_tgi_refuses(tgi: TGITwin, text_mod
     assert not tgi.failures
 
 
+@pytest.mark.replay("W07")
 @pytest.mark.parametrize("is_native", [True, False])
 async def test_our_adapter_tells_tgis_faults_apart(tgi: TGITwin, text_model: Path, is_native: bool) -> None:
     async def fault(**fields: Any) -> GoodgateError:
@@ -447,6 +450,7 @@ async def test_our_adapter_tells_tgis_faults_apart(tgi: TGITwin, text_model: Pat
     assert tgi.num_running == 0
 
 
+@pytest.mark.replay("W14")
 async def test_tgi_notices_at_the_next_token_that_our_adapter_has_left(tgi: TGITwin, text_model: Path) -> None:
     tgi.token_s = 0.02
     async with adapter_of(tgi, text_model) as adapter:

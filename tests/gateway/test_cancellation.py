@@ -44,6 +44,7 @@ async def three_pieces(reply: Reply) -> None:
     await reply.until_left()
 
 
+@pytest.mark.replay("W14")
 @pytest.mark.parametrize(
     ("symptom", "script", "fields"),
     [
@@ -73,7 +74,8 @@ async def test_a_client_that_leaves_closes_the_engines_connection(
     assert gateway.fleet.replicas[0].in_flight == 0
 
 
-async def test_w14_a_client_that_leaves_a_fanned_out_request_stops_every_part(
+@pytest.mark.replay("W14")
+async def test_a_client_that_leaves_a_fanned_out_request_stops_every_part(
     start: Start, upstream_of: UpstreamOf
 ) -> None:
     upstream = await upstream_of(three_pieces)
@@ -179,6 +181,7 @@ async def test_f13_a_client_that_reads_nothing_is_cut_off_and_the_engine_stops(
     await until(lambda: gateway.dispatcher.in_flight == 0)
 
 
+@pytest.mark.replay("W18")
 async def test_a_silent_stream_is_kept_open_by_comments(start: Start, upstream_of: UpstreamOf) -> None:
     async def pause(reply: Reply) -> None:
         await reply.begin()

@@ -24,7 +24,8 @@ async def finish_then_eof(reply: Reply) -> None:
     await reply.end()
 
 
-async def test_w03_a_missing_done_is_supplied_exactly_once(start: Start, upstream_of: UpstreamOf) -> None:
+@pytest.mark.replay("W03")
+async def test_a_missing_done_is_supplied_exactly_once(start: Start, upstream_of: UpstreamOf) -> None:
     upstream = await upstream_of(finish_then_eof)
     gateway = await start(model(upstream.replica()))
     events = await gateway.events()
@@ -78,8 +79,9 @@ async def not_json(reply: Reply) -> None:
 BROKEN = [cut_chunked, clean_eof_without_finish, rst, rst_inside_an_event, error_event, error_event_then_done, not_json]
 
 
+@pytest.mark.replay("W08")
 @pytest.mark.parametrize("script", BROKEN)
-async def test_g23_w08_a_stream_that_breaks_ends_in_one_error_and_no_done(
+async def test_g23_a_stream_that_breaks_ends_in_one_error_and_no_done(
     start: Start, upstream_of: UpstreamOf, script: Script
 ) -> None:
     upstream = await upstream_of(script)
@@ -95,8 +97,9 @@ async def test_g23_w08_a_stream_that_breaks_ends_in_one_error_and_no_done(
     assert upstream.num_generations == 1  # after the first byte there is no second try
 
 
+@pytest.mark.replay("W08")
 @pytest.mark.parametrize("script", [rst, error_event])
-async def test_w08_the_official_client_raises_on_a_broken_stream(
+async def test_the_official_client_raises_on_a_broken_stream(
     start: Start, upstream_of: UpstreamOf, script: Script
 ) -> None:
     upstream = await upstream_of(script)
@@ -128,9 +131,8 @@ async def test_g16_done_inside_the_text_does_not_end_the_stream(start: Start, up
     assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == text
 
 
-async def test_w16_events_without_choices_are_harmless_wherever_they_come(
-    start: Start, upstream_of: UpstreamOf
-) -> None:
+@pytest.mark.replay("W16")
+async def test_events_without_choices_are_harmless_wherever_they_come(start: Start, upstream_of: UpstreamOf) -> None:
     async def script(reply: Reply) -> None:
         await reply.begin()
         for text in ("a", "b"):
@@ -164,8 +166,9 @@ def usage_script(when: str) -> Script:
     return script
 
 
+@pytest.mark.replay("W17")
 @pytest.mark.parametrize("when", ["at the end", "every event"])
-async def test_w17_g15_usage_is_counted_always_and_shown_only_to_who_asked(
+async def test_g15_usage_is_counted_always_and_shown_only_to_who_asked(
     start: Start, upstream_of: UpstreamOf, when: str
 ) -> None:
     upstream = await upstream_of(usage_script(when))
@@ -257,6 +260,7 @@ async def test_text_in_the_finish_chunk_still_ends_with_an_empty_delta(start: St
     assert (last["delta"], last["finish_reason"]) == ({}, "length")
 
 
+@pytest.mark.replay("W13", "W15")
 async def test_tool_calls_reasoning_and_logprobs_survive_in_both_modes(start: Start) -> None:
     calls = [
         [{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}],
