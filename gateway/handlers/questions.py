@@ -7,6 +7,8 @@ The first is OpenAI's, the others are vLLM's. Where one model is configured, the
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
 
 from adapters.errors import InvalidRequest
@@ -48,7 +50,7 @@ class QuestionHandlers:
             num_tokens=lambda embeddings: embeddings.prompt_tokens,
         )
         embeddings = await self._dispatcher.ask(question, body.model, trace)
-        return _json_response(embedding_answer(embeddings, trace.model, body.format))
+        return _json_response(await asyncio.to_thread(embedding_answer, embeddings, trace.model, body.format))
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = decode_tokenize(await read_json(request, self._limits))
