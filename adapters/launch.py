@@ -244,7 +244,8 @@ class EngineProcess:
         code = None if self._process is None else self._process.returncode
         lived_s = (self._ended_at or time.monotonic()) - self._started_at
         summary = f"{self.spec.name} {describe_exit(code)} {lived_s:.{0 if lived_s >= 10 else 1}f} s after its start."
-        return EngineCrashed(summary, f"{exit_hint(code)}{self._log_tail()}", code)
+        hint = exit_hint(code, was_ready=self._ready_at is not None)
+        return EngineCrashed(summary, f"{hint}{self._log_tail()}", code)
 
     async def _prepare(self) -> None:
         if self.spec.prepare is None:
@@ -398,9 +399,9 @@ def describe_exit(code: int | None) -> str:
     return f"ended with exit code {code}{f' ({name})' if name else ''}"
 
 
-def exit_hint(code: int | None) -> str:
+def exit_hint(code: int | None, *, was_ready: bool) -> str:
     """What a person may not think of, for ends that say too little."""
-    if code == 0:
+    if code == 0 and not was_ready:
         return " An engine has to stay in the foreground: one that puts itself into the background is ended."
     if code in (-signal.SIGKILL, 128 + signal.SIGKILL):
         return " The system kills in this way when memory runs out."

@@ -20,7 +20,7 @@ import pytest
 from adapters.engine_log import KEPT, open_log, telling_lines
 from adapters.errors import EngineUnavailable
 from adapters.fake import Adapter
-from adapters.launch import EngineProcess, LaunchSpec, describe_exit, free_port, launch
+from adapters.launch import EngineProcess, LaunchSpec, describe_exit, exit_hint, free_port, launch
 from tests.adapters.engine_twin import Twin, parent_of, until
 
 
@@ -290,6 +290,12 @@ async def test_whatever_signal_ends_the_engine_is_told_as_it_was(twin: Twin, num
         told = process.failure().message
         await asyncio.sleep(0.2)
         assert process.failure().message == told, "its age at its end must not grow afterwards"
+
+
+def test_only_an_engine_that_was_never_ready_is_told_to_stay_in_the_foreground() -> None:
+    assert "foreground" in exit_hint(0, was_ready=False)
+    assert exit_hint(0, was_ready=True) == ""  # vLLM's server ends so when its engine process has died
+    assert "memory runs out" in exit_hint(137, was_ready=True)
 
 
 def test_ends_that_a_shell_tells_are_translated() -> None:

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from adapters.fake import Adapter as FakeAdapter
+from adapters.goodgate_peer import Adapter as Peer
 from adapters.launch import LaunchSpec
 from adapters.model_store import Model
 from adapters.restart import Policy
@@ -132,6 +133,7 @@ async def test_while_it_is_down_its_reason_is_kept_and_nobody_connects_to_its_po
         status, body, headers = await gateway.chat()
         assert (status, body["error"]["code"]) == (503, "engine_unavailable")
         assert headers["retry-after"]
+        gateway.fleet.note_unavailable(replica, "An attempt from before its end has failed only now.")
         await asyncio.sleep(0.1)  # several probes
         assert not connected.is_set()
     assert "started again in 600 s" in (await gateway.get("/ready"))[1]["waiting_for"]["m"]["launched"]
@@ -157,6 +159,28 @@ async def test_requests_that_are_open_when_it_crashes_fail_at_once_or_are_answer
         assert (status, headers["x-goodgate-replica"]) == (200, "good")
     await become(first, State.READY)
     assert (first.in_flight, other.in_flight) == (0, 0)
+
+
+@linux
+async def test_connections_to_a_former_life_are_dropped_and_not_waited_for(start: Start) -> None:
+    told: list[str] = []
+
+    class Noting(Peer):
+        async def start(self) -> None:
+            told.append("start")
+            await super().start()
+
+        async def close(self) -> None:
+            told.append("close")
+            await super().close()
+
+    gateway = await start(model(launched()), engines={"goodgate_peer": Noting}, is_ready=False)
+    (replica,) = gateway.fleet.replicas
+    await become(replica, State.READY)
+    kill_engine(replica)
+    await until(lambda: replica.num_restarts == 1)
+    await become(replica, State.READY)
+    assert told == ["start", "close", "start"]
 
 
 @linux
