@@ -29,6 +29,8 @@ from adapters.types import (
 
 T = TypeVar("T")
 
+STEADYING = frozenset({"temperature", "max_tokens"})  # sent beside what is asked for
+
 
 class Choice(Struct):
     """One choice as it was when its stream was over."""
@@ -127,11 +129,15 @@ class Lab:
         return await self.ask(self.chat_request(text, **fields))
 
     def completion_request(self, prompt: str | list[int], **fields: Any) -> CompletionRequest:
-        return msgspec.convert({"model": self.model, "prompt": prompt, **fields}, CompletionRequest)
+        return msgspec.convert({"model": self.model, "prompt": prompt, **self._offered(fields)}, CompletionRequest)
 
     def chat_request(self, text: str, **fields: Any) -> ChatRequest:
         messages = [{"role": "user", "content": text}]
-        return msgspec.convert({"model": self.model, "messages": messages, **fields}, ChatRequest)
+        return msgspec.convert({"model": self.model, "messages": messages, **self._offered(fields)}, ChatRequest)
+
+    def _offered(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Without the fields that merely steady an answer, where the engine does not take them."""
+        return {name: value for name, value in fields.items() if name not in STEADYING or self.offers(name)}
 
     async def ask(self, request: GenerateRequest) -> Answer:
         started, first_token_s, chunks = time.monotonic(), None, []

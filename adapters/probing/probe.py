@@ -164,7 +164,10 @@ async def observe(task: Task, lab: Lab, deadline: float) -> Observation:
     if not task.declared or observation.seen is not Seen.IGNORED:
         return observation
     lab.forget()
-    return await observe_once(task, lab, deadline)
+    again = await observe_once(task, lab, deadline)
+    if again.seen is Seen.IGNORED and not lab.offers("temperature"):
+        return unclear(f"{again.evidence}; but without temperature no answer can be repeated")
+    return again
 
 
 async def observe_once(task: Task, lab: Lab, deadline: float) -> Observation:

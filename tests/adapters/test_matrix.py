@@ -46,7 +46,8 @@ def test_every_capability_has_a_row() -> None:
 def test_every_engine_has_a_column_and_those_with_two_routes_have_two(columns: list[Column]) -> None:
     assert {column.engine for column in columns} == set(engine_names())
     assert {column.name for column in columns} >= {
-        "sglang openai", "sglang native", "tgi generate", "tgi openai", "triton_server llmapi", "triton_server ensemble",
+        "sglang openai", "sglang native", "tgi generate", "tgi openai",
+        "triton_server llmapi", "triton_server ensemble",
     }  # fmt: skip
 
 
