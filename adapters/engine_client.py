@@ -54,9 +54,6 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 URL = Annotated[str, Meta(pattern="^https?://")]
 
 
-_O = TypeVar("_O", bound=EngineOptions)
-
-
 class HTTPOptions(EngineOptions):
     """Keys of every engine that is reached over HTTP."""
 
@@ -69,15 +66,14 @@ class HTTPOptions(EngineOptions):
     token_timeout_s: Seconds = 60.0
 
 
-def launched_options(kind: type[_O], url: str, launch_options: Mapping[str, Any]) -> _O:
-    """The adapter's options for an engine that was launched from here.
+def launched_options(kind: type[EngineOptions], url: str, launch_options: Mapping[str, Any]) -> dict[str, Any]:
+    """The adapter's options, of the given kind, for an engine that was launched from here.
 
     An option that launch and adapter both have, such as `embeddings`, says how the engine was started, and so how it
     answers.
     """
     shared = set(kind.__struct_fields__) - set(HTTPOptions.__struct_fields__)
-    told = {name: value for name, value in launch_options.items() if name in shared}
-    return msgspec.convert({"url": url, **told}, kind)
+    return {"url": url, **{name: value for name, value in launch_options.items() if name in shared}}
 
 
 class Reader(Protocol):

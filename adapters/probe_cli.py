@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from adapters.base import EngineAdapter
 from adapters.command_line import parse_options, reported_errors
 from adapters.config import goodgate_home, secret
+from adapters.engine_client import launched_options
 from adapters.errors import InvalidRequest
 from adapters.launch import Launchable, launch
 from adapters.model_store import DEFAULT_MODEL
@@ -82,7 +83,7 @@ async def started(engine: str, model: str, options: dict[str, Any]) -> AsyncIter
         return
     async with launch(engine, home=goodgate_home(), model_name=model, options=options) as process:
         ready_s = time.monotonic() - began
-        adapter = make_adapter(cls, {"url": process.url, "model": model})
+        adapter = make_adapter(cls, launched_options(cls.Options, process.url, options))
         async with _open(adapter):
             yield Subject(adapter, version=_installed_version(cls), ready_s=ready_s)
 

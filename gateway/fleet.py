@@ -24,6 +24,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from adapters.base import EngineAdapter, Load
 from adapters.engine_client import launched_options
 from adapters.errors import EngineUnavailable, GoodgateError, ModelNotFound
@@ -253,7 +255,8 @@ class Fleet:
             return adapter(adapter_options(replica.config, adapter))
         if "url" not in adapter.Options.__struct_fields__:
             adapter = self._find_adapter(LAUNCHED_SPEAKS)
-        return adapter(launched_options(adapter.Options, replica.process.url, replica.config.options))
+        options = launched_options(adapter.Options, replica.process.url, replica.config.options)
+        return adapter(msgspec.convert(options, adapter.Options))
 
 
 def _why_none_serves(replicas: list[Replica]) -> str:

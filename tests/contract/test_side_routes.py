@@ -199,10 +199,11 @@ async def test_a_process_that_can_only_embed_is_not_asked_to_generate(ask: Ask, 
 
 def test_how_an_engine_was_launched_is_how_its_adapter_answers() -> None:
     """A launch's own options, and those of another engine's adapter, say nothing to it."""
-    vllm, peer = adapter_class("vllm"), adapter_class("goodgate_peer")
-    options = engine_client.launched_options(vllm.Options, "http://127.0.0.1:1", {"embeddings": True, "threads": 2})
-    assert vllm(options).capabilities.embeddings
-    assert engine_client.launched_options(peer.Options, "http://127.0.0.1:1", {"model": "x"}).model == ""
+    url, vllm, peer = "http://127.0.0.1:1", adapter_class("vllm"), adapter_class("goodgate_peer")
+    told = engine_client.launched_options(vllm.Options, url, {"embeddings": True, "threads": 2})
+    assert told == {"url": url, "embeddings": True}
+    assert vllm(msgspec.convert(told, vllm.Options)).capabilities.embeddings
+    assert engine_client.launched_options(peer.Options, url, {"embeddings": True, "model": "x"}) == {"url": url}
 
 
 @pytest.mark.parametrize("name", EMBEDDERS)
