@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 QUICK ?=
 
-.PHONY: demo test check lint types format live matrix serve bakeoff setup clean help
+.PHONY: demo cloud test check lint types format live matrix serve bakeoff setup clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -43,6 +43,8 @@ bakeoff: $(VENV)/.installed  ## the full race of every engine installed here; EN
 	@$(BIN)/goodgate models pull
 	@$(BIN)/goodgate arena run configs/scenarios/chat.yaml $(if $(ENGINES),--engines $(ENGINES))
 
+cloud: $(VENV)/cloud/.installed  ## add litellm in an environment of its own, so that the cloud adapter's tests run
+
 setup: $(VENV)/.installed-dev  ## only the set-up, for developers
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -56,6 +58,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "adding the tools that the tests need"
 	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+# litellm wants an older openai SDK and hub client than the tests do: see the extra `cloud` in pyproject.toml.
+$(VENV)/cloud/.installed: constraints-cloud.txt
+	@echo "adding litellm beside them in $(VENV)/cloud (about 400 MB)"
+	@$(PYTHON) -m venv $(VENV)/cloud
+	@$(VENV)/cloud/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-cloud.txt litellm
 	@touch $@
 
 clean:  ## remove the set-up (models and engines under .goodgate stay)

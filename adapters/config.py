@@ -13,6 +13,17 @@ def goodgate_home() -> Path:
     return Path(os.environ.get("GOODGATE_HOME") or ".goodgate").expanduser().absolute()
 
 
+# What a child process needs to run and to find its way out. Proxies may hold a password, which is for that very use.
+_FOR_CHILDREN = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+
+
+def bare_environment() -> dict[str, str]:
+    """The least of our environment, for a program that should see no key that is not meant for it."""
+    names = (*_FOR_CHILDREN, *_PROXIES, *map(str.lower, _PROXIES))
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 def secret(variable: str) -> str:
     """The key that an environment variable holds; empty where none is named. `EngineUnavailable` if it is not set."""
     if not variable:

@@ -23,12 +23,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("gateway", "adapters", "native_engine", "arena")
 ENGINES = {
     "native", "vllm", "llama_cpp", "openvino", "fake", "goodgate_peer", "sglang", "tgi", "tensorrt_llm",
-    "triton_server", "openai_compatible",
+    "triton_server", "openai_compatible", "litellm_cloud",
 }  # fmt: skip
 WEB = {"aiohttp", "httpx", "requests", "flask", "fastapi", "uvicorn", "starlette"}
 TORCH_FREE = {"config", "sampling_params", "sequence", "step", "blocks", "scheduler", "errors", "engine", "capacity"}
-# supervise.py is a program of its own, run by path; it hands its environment on to the engine that it starts.
-READS_ENVIRONMENT = {"cli", "config", "__main__", "supervise"}
+# Programs of their own, run by path: supervise.py hands its environment on to the engine that it starts, and
+# litellm_worker.py writes the switches there that litellm reads.
+READS_ENVIRONMENT = {"cli", "config", "__main__", "supervise", "litellm_worker"}
 MEETS_NATIVE_ENGINE = ("adapters/native.py", "adapters/model_files.py")
 ARENA_MAY = {"launch", "sse", "model_store", "registry", "config", "errors", "base", "types"}
 
@@ -114,6 +115,8 @@ def faults_of(each: Import) -> Iterator[str]:
             yield "R5: arena meets the gateway over HTTP"
     if top in {"locust", "gevent", "geventhttpclient"} and each.file != "arena/loadgen_process.py":
         yield "R5: only the load-generator process imports locust or gevent"
+    if top == "litellm" and (each.file != "adapters/litellm_worker.py" or not each.inside_function):
+        yield "only adapters/litellm_worker.py, a process of its own, imports litellm, inside a function"
     if top == "adapters" and each.package not in {"adapters", "gateway", "arena"}:
         yield "nothing below adapters imports it"
     if top in {"gateway", "arena"} and each.package == "adapters":
@@ -143,6 +146,8 @@ def test_every_import_follows_the_arrows() -> None:
         Import("arena/bakeoff.py", 1, "locust", True),
         Import("arena/bakeoff.py", 1, "gateway.app", True),
         Import("adapters/launch.py", 1, "gateway.config", True),
+        Import("adapters/litellm_cloud.py", 1, "litellm", True),
+        Import("adapters/litellm_worker.py", 1, "litellm", False),
     ],
 )
 def test_a_forbidden_arrow_is_seen(forbidden: Import) -> None:
@@ -162,6 +167,8 @@ def test_only_cli_and_config_modules_read_the_environment() -> None:
 
 def test_importing_the_gateway_leaves_the_heavy_libraries_out() -> None:
     heavy = ("torch", "gevent", "locust", "litellm", "duckdb", "native_engine", "arena")
-    code = f"import sys, gateway.app; print([name for name in {heavy!r} if name in sys.modules])"
+    code = (
+        f"import sys, gateway.app, adapters.litellm_cloud; print([name for name in {heavy!r} if name in sys.modules])"
+    )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

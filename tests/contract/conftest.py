@@ -14,6 +14,7 @@ import pytest
 from adapters.conformance import Subject, chat, collect, completion, conforming, wait_for_idle_load
 from adapters.registry import adapter_class
 from adapters.types import GenerateRequest
+from tests.adapters.cloud import NO_CLOUD, cloud_python
 from tests.contract import sglang_transcripts, tensorrt_transcripts, tgi_transcripts, transcripts
 from tests.contract.twin import Reply, Twin, event
 from tests.contract.word_model import write_word_model
@@ -192,6 +193,42 @@ class GenerateSubject(TwinSubject):
         return chat()
 
 
+class CloudSubject(TwinSubject):
+    """litellm, in its process, in front of a provider that speaks OpenAI."""
+
+    refused = ("top_k", 5)
+    streams_choices = False
+
+    async def set_up(self, stack: AsyncExitStack) -> None:
+        python = cloud_python()
+        if python is None:
+            pytest.skip(NO_CLOUD)
+        self.twin = await stack.enter_async_context(Twin())
+        cls = adapter_class(self.engine)
+        options = {"model": "openai/small", "api_key": "k", "api_base": f"{self.twin.url}/v1", "python": python}
+        self.adapter = cls(msgspec.convert(options, cls.Options))
+        self.answers()
+
+    def answers(self, *, num_choices: int = 1) -> None:
+        if num_choices == 1:
+            self.twin.reply(CHAT, Reply.stream(transcripts.VLLM_CHAT))
+        else:
+            self.twin.reply(CHAT, Reply.plain(200, transcripts.TWO_AT_ONCE))
+        self.twin.reply(COMPLETIONS, Reply.stream(transcripts.VLLM_COMPLETION))
+
+    def talks_on(self) -> None:
+        first = transcripts.VLLM_CHAT.partition(b" world")[0].rpartition(b"data:")[0]
+        self.twin.reply(CHAT, Reply.stream(first, "hold"))
+
+    def stays_silent(self) -> None:
+        self.twin.reply(CHAT, Reply.silent())
+
+    def overflows(self) -> GenerateRequest:
+        error = {"message": "This model's maximum context length is 8 tokens.", "code": "context_length_exceeded"}
+        self.twin.reply(CHAT, Reply.plain(400, {"error": error}))
+        return chat()
+
+
 class FakeSubject(Subject):
     refused = ("logit_bias", {"5": 1.0})
 
@@ -258,13 +295,15 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_word_model(tmp_path_factory.mktemp("text"))
 
 
-@pytest.fixture(params=[*HTTP_ENGINES, *GENERATE_ENGINES, "fake", "native"])
+@pytest.fixture(params=[*HTTP_ENGINES, *GENERATE_ENGINES, "litellm_cloud", "fake", "native"])
 async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     if request.param == "native":
         model, home = request.getfixturevalue("tiny_model"), request.getfixturevalue("native_home")
         made: Subject = NativeSubject("native", model, home)
     elif request.param == "fake":
         made = FakeSubject("fake")
+    elif request.param == "litellm_cloud":
+        made = CloudSubject("litellm_cloud")
     else:
         made = _scripted(request)
     async with conforming(made):

@@ -55,6 +55,19 @@ VLLM_COMPLETION = events(
     ]
 )
 
+# OpenAI, asked for two choices in one piece.
+TWO_AT_ONCE = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 1_790_000_000,
+    "model": "small",
+    "choices": [
+        {"index": i, "message": {"role": "assistant", "content": "Hello world"}, "finish_reason": "length"}
+        for i in (0, 1)
+    ],
+    "usage": {**USAGE, "completion_tokens": 4},
+}
+
 # llama.cpp: null content in the role delta; the finish reason in an empty delta; timings; pings as comments.
 _TIMINGS = {"prompt_n": 9, "predicted_n": 2, "predicted_per_second": 41.5}
 LLAMA_CHAT = (
