@@ -17,6 +17,7 @@
 - `tool_choice` must be a word: an object that names a tool is logged and dropped. So that tool alone is sent, with
   `required`. Where the model's chat template has no place for tools, it drops them all, and `required` with them: its
   `/props` says so (`chat_template_caps`), and then tools are refused here. Seen on 11434.
+- The name of a tool call may grow from delta to delta (`common_chat_msg_diff` in common/chat.cpp).
 - It embeds only when started with `--embeddings`, which the option `embeddings` says, and never in fewer dimensions.
   Its help calls that a restriction, but such a server generates as well. Seen on 11434; older builds answer 501.
 """
@@ -106,6 +107,7 @@ class Adapter(Installable, OpenAIHTTPAdapter[EmbeddingOptions]):
         conversions={"seed": seed32, "top_k": lambda top_k: max(top_k, 0)},
         completion_logprobs_look_like_chat=True,
         counts_each_choice=True,
+        tool_names_grow=True,
     )
     load_metrics = LoadMetrics(running="llamacpp:requests_processing", waiting="llamacpp:requests_deferred")
 
