@@ -21,6 +21,7 @@ from adapters.registry import adapter_class
 from adapters.tgi import parse
 from adapters.types import Chunk, Usage
 from tests.contract.conftest import chat, completion
+from tests.contract.tool_formats import told
 from tests.contract.twin import event, events
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,3 +188,46 @@ def test_streams_of_openai_compatible_endpoints_read_to_their_end(path: Path) ->
     assert text_of(chunks) == said
     assert len([chunk for chunk in chunks if chunk.finish_reason]) == 1
     assert chunks[-1].usage is not None
+
+
+def tool_stream(path: Path) -> list[dict[str, Any]]:
+    """A stream with tool calls: chunks line by line, of a recorded exchange, or an answer in one piece as a chunk."""
+    text = path.read_text()
+    if path.suffix == ".json":
+        exchange = json.loads(text)
+        answer = exchange.get("response", exchange)
+        body = answer.get("body", answer)
+        recorded = [each.get("__data__", each) for each in (body if isinstance(body, list) else [body])]
+    else:
+        lines = [line.removeprefix("data:").strip() for line in text.splitlines()]
+        recorded = [json.loads(line) for line in lines if line.startswith("{")]
+    payloads = [_as_chunk(each) for each in recorded if isinstance(each, dict) and "choices" in each]
+    return payloads if any(_calls_of(each) for each in payloads) else []
+
+
+def _as_chunk(payload: dict[str, Any]) -> dict[str, Any]:
+    choices = [{**each, "delta": each.get("delta") or each.get("message") or {}} for each in payload["choices"]]
+    return {**payload, "choices": choices}
+
+
+def _calls_of(payload: dict[str, Any]) -> list[dict[str, Any]]:
+    return [call for choice in payload["choices"] for call in choice["delta"].get("tool_calls") or []]
+
+
+@pytest.mark.parametrize("path", recordings("sse/*/*.*", tool_stream))
+def test_recorded_tool_calls_come_out_whole(path: Path) -> None:
+    """Of OpenAI, Ollama and others; joined as their own clients join them: by id where one is told, else by index."""
+    payloads = tool_stream(path)
+    wanted: dict[str, list[str]] = {}
+    latest: dict[int | None, str] = {}
+    for call in (call for payload in payloads for call in _calls_of(payload)):
+        key = latest[call.get("index")] = call.get("id") or latest[call.get("index")]
+        joined = wanted.setdefault(key, ["", ""])
+        joined[0] += call["function"].get("name") or ""
+        joined[1] += call["function"].get("arguments") or ""
+    reader = StreamReader("openai_compatible", chat(), adapter_class("openai_compatible").dialect)  # type: ignore[attr-defined]
+    chunks = read(reader, events(payloads))
+    calls, ids = told(chunks)
+    assert [list(call) for call in calls] == list(wanted.values())
+    assert ids == [mine if theirs.isdecimal() else theirs for mine, theirs in zip(ids, wanted, strict=True)]
+    assert reasons_of(chunks) == ["tool_calls"]

@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +20,7 @@ from adapters.types import Chunk, Usage
 from tests.contract.conftest import CHAT, HTTP_ENGINES, GenerateSubject, HTTPSubject, chat, collect
 from tests.contract.replay import answer, engine, reasons_of, text_of
 from tests.contract.tgi_transcripts import details, token
-from tests.contract.tool_formats import NOW, ROME, TIME, TOOLS, WEATHER, Call, template, write_tool_model, written
+from tests.contract.tool_formats import NOW, ROME, TIME, TOOLS, WEATHER, Call, template, told, write_tool_model, written
 from tests.contract.twin import Reply, Twin, events
 from tests.gateway.rig import Start, fake_model, model, start  # `start` is a fixture
 from tests.native_engine.tiny_llama import tiny_config, write_tiny_llama
@@ -28,36 +28,6 @@ from tests.native_engine.tiny_llama import tiny_config, write_tiny_llama
 __all__ = ["start"]
 
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
-
-
-class Told(NamedTuple):
-    """What a client makes of the deltas of one choice."""
-
-    calls: list[Call]
-    ids: list[str]
-
-
-def told(chunks: list[Chunk], index: int = 0) -> Told:
-    """Joins the deltas, and checks that each has the form that clients join."""
-    calls: list[Call] = []
-    ids: list[str] = []
-    own = [chunk.tool_calls for chunk in chunks if chunk.index == index and chunk.tool_calls is not None]
-    for delta in (delta for raw in own for delta in json.loads(bytes(raw))):
-        function = delta["function"]
-        if delta["index"] == len(calls):
-            assert list(delta) == ["index", "id", "type", "function"]
-            assert delta["type"] == "function"
-            assert isinstance(function["arguments"], str)
-            calls.append(Call(function["name"], function["arguments"]))
-            ids.append(delta["id"])
-        else:
-            assert list(delta) == ["index", "function"]
-            assert list(function) == ["arguments"]
-            at = delta["index"]
-            calls[at] = Call(calls[at].name, calls[at].arguments + function["arguments"])
-    assert all(ids)
-    assert len(set(ids)) == len(ids)
-    return Told(calls, ids)
 
 
 # ------------------------------ engines that speak OpenAI

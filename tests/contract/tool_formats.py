@@ -1,4 +1,6 @@
-"""Models that were taught each format of tool calls: how they write calls, and chat templates that render them so."""
+"""Models that were taught each format of tool calls: how they write calls, and chat templates that render them so. And
+what a client makes of calls that come in pieces.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from adapters.tool_text import Arguments, CallBegun, Said, Thought, ToolFormat, ToolText
+from adapters.types import Chunk
 from tests.contract.word_model import write_word_model
 
 WEATHER = {
@@ -115,3 +118,33 @@ def read_whole(tool_format: ToolFormat, text: str, names: Sequence[str], cut: in
     """Text, thought and calls of an answer, fed in pieces of `cut` characters."""
     parser = ToolText(tool_format, names)
     return folded(parser, [text] if cut is None else [text[at : at + cut] for at in range(0, len(text), cut)])
+
+
+class Told(NamedTuple):
+    """What a client makes of the deltas of one choice."""
+
+    calls: list[Call]
+    ids: list[str]
+
+
+def told(chunks: list[Chunk], index: int = 0) -> Told:
+    """Joins the deltas, and checks that each has the form that clients join."""
+    calls: list[Call] = []
+    ids: list[str] = []
+    own = [chunk.tool_calls for chunk in chunks if chunk.index == index and chunk.tool_calls is not None]
+    for delta in (delta for raw in own for delta in json.loads(bytes(raw))):
+        function = delta["function"]
+        if delta["index"] == len(calls):
+            assert list(delta) == ["index", "id", "type", "function"]
+            assert delta["type"] == "function"
+            assert isinstance(function["arguments"], str)
+            calls.append(Call(function["name"], function["arguments"]))
+            ids.append(delta["id"])
+        else:
+            assert list(delta) == ["index", "function"]
+            assert list(function) == ["arguments"]
+            at = delta["index"]
+            calls[at] = Call(calls[at].name, calls[at].arguments + function["arguments"])
+    assert all(ids)
+    assert len(set(ids)) == len(ids)
+    return Told(calls, ids)
