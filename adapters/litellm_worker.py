@@ -281,7 +281,7 @@ _KINDS = (
     ("connection", {*_CONNECTION_LOST, "builtins.ConnectionError"}),
     ("protocol", {"litellm.APIResponseValidationError"}),
 )
-_PREFIX = re.compile(r"^\s*(?:(?:litellm\.)?[A-Za-z_0-9]*(?:Error|Exception)\s*(?::|-)\s*)+")
+_PREFIX = re.compile(r"^\s*(?:(?:litellm\.)?[A-Za-z_0-9]*(?:Error|Exception|Timeout)\s*(?::|-)\s*)+")
 _PARAMETERS = re.compile(r"does not support parameters: \['(\w+)'|Setting (\w+) is not supported")
 MAX_MESSAGE = 500
 
