@@ -128,7 +128,7 @@ class EngineAdapter(ABC, Generic[O]):
 
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
         """The token ids that the engine would see. Raises `UnsupportedOperation` where it does not tell."""
-        raise UnsupportedOperation("tokenize", self.engine)
+        raise UnsupportedOperation(_operation(request), self.engine)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids. Raises `UnsupportedOperation` where the engine does not tell."""
@@ -163,11 +163,15 @@ class EngineAdapter(ABC, Generic[O]):
         """The same for token ids: of messages an engine may know nothing, though it has a tokenizer."""
         is_chat = request.messages is not None
         if not (self.capabilities.tokenize_chat if is_chat else self.capabilities.tokenize):
-            raise UnsupportedOperation("tokenize of messages" if is_chat else "tokenize", self.engine)
+            raise UnsupportedOperation(_operation(request), self.engine)
 
     def check_detokenize(self) -> None:
         if not self.capabilities.detokenize:
             raise UnsupportedOperation("detokenize", self.engine)
+
+
+def _operation(request: TokenizeRequest) -> str:
+    return "tokenize" if request.messages is None else "tokenize of messages"
 
 
 # Values that ask for nothing: clients send them out of habit, and every engine honours them by doing as it always does.

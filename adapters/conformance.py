@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
@@ -27,8 +27,15 @@ import msgspec
 import pytest
 
 from adapters.base import EngineAdapter
-from adapters.errors import ContextLengthExceeded, EngineUnavailable, UnsupportedParameter
-from adapters.types import ChatRequest, Chunk, CompletionRequest, GenerateRequest
+from adapters.errors import ContextLengthExceeded, EngineUnavailable, UnsupportedOperation, UnsupportedParameter
+from adapters.types import (
+    ChatRequest,
+    Chunk,
+    CompletionRequest,
+    EmbeddingRequest,
+    GenerateRequest,
+    TokenizeRequest,
+)
 
 LONG = {"max_tokens": 400}
 
@@ -144,6 +151,16 @@ def needs_several_choices(subject: Subject) -> None:
         pytest.skip(f"{subject.engine} gives one choice, and refuses `n`")
 
 
+@contextlib.contextmanager
+def offered(subject: Subject, operation: str, *, is_offered: bool) -> Iterator[None]:
+    """The block does what is offered, and is refused by name where it is not."""
+    if is_offered:
+        yield
+        return
+    with pytest.raises(UnsupportedOperation, match=f"{subject.engine}.* {operation}\\."):
+        yield
+
+
 class Conformance:
     """The suite. A subclass named `Test...` gives the fixture `subject`."""
 
@@ -207,6 +224,38 @@ class Conformance:
         """Content null, absent, empty and in parts, beside tool calls and without."""
         await subject.adapter.start()
         check_order(await collect(subject.adapter, chat(messages=HISTORY, max_tokens=2, **subject.to_the_end)), 1)
+
+    async def test_embeddings_are_answered_or_refused_by_operation_and_engine(self, subject: Subject) -> None:
+        await subject.adapter.start()
+        with offered(subject, "embeddings", is_offered=subject.adapter.capabilities.embeddings):
+            told = await subject.adapter.embed(EmbeddingRequest(model="small", input=["Once", "Hi there"]))
+            assert len(told.vectors) == 2
+            assert len(told.vectors[0]) == len(told.vectors[1]) > 0
+
+    async def test_a_choice_of_dimensions_is_taken_or_refused(self, subject: Subject) -> None:
+        await subject.adapter.start()
+        if not subject.adapter.capabilities.embeddings:
+            pytest.skip(f"{subject.engine} has no embeddings")
+        request = EmbeddingRequest(model="small", input=["Once", "Hi there"], dimensions=2)
+        try:
+            told = await subject.adapter.embed(request)
+        except UnsupportedParameter as refusal:  # some engines allow it for some models
+            assert (refusal.param, subject.engine in refusal.message) == ("dimensions", True)
+        else:
+            assert subject.adapter.capabilities.dimensions
+            assert [len(vector) for vector in told.vectors] == [2, 2]
+
+    async def test_token_ids_and_their_text_are_told_or_refused_by_operation_and_engine(self, subject: Subject) -> None:
+        await subject.adapter.start()
+        can, ids = subject.adapter.capabilities, [5, 6]
+        with offered(subject, "tokenize", is_offered=can.tokenize):
+            ids = (await subject.adapter.tokenize(TokenizeRequest(model="small", prompt="Once"))).ids
+            assert ids
+        with offered(subject, "tokenize of messages", is_offered=can.tokenize_chat):
+            turns = TokenizeRequest(model="small", messages=chat().messages)
+            assert (await subject.adapter.tokenize(turns)).ids
+        with offered(subject, "detokenize", is_offered=can.detokenize):
+            assert await subject.adapter.detokenize(ids)
 
     async def test_closing_the_iterator_stops_the_engine_within_a_second(self, subject: Subject) -> None:
         subject.talks_on()

@@ -16,6 +16,7 @@ from adapters.registry import adapter_class
 from adapters.types import GenerateRequest
 from tests.adapters.cloud import NO_CLOUD, cloud_python
 from tests.contract import sglang_transcripts, tensorrt_transcripts, tgi_transcripts, transcripts
+from tests.contract.sides import EMBEDDINGS, OPENAI_VECTORS, replies_of
 from tests.contract.twin import Reply, Twin, event
 from tests.contract.word_model import write_word_model
 from tests.native_engine.tiny_llama import CHAT_CONTEXT, write_tiny_chat_llama
@@ -101,6 +102,8 @@ class HTTPSubject(TwinSubject):
         self.adapter = cls(msgspec.convert({"url": self.twin.url, "model": "small"}, cls.Options))
         self.health_path = cls.health_path  # type: ignore[attr-defined]
         self.twin.reply(self.health_path, Reply.plain(200, b""))
+        for path, body in replies_of(self.engine).items():
+            self.twin.reply(path, Reply.plain(200, body))
         self.answers()
 
     def transcript(self, name: str) -> bytes:
@@ -151,6 +154,8 @@ class GenerateSubject(TwinSubject):
         self.adapter = cls(msgspec.convert(options, cls.Options))
         self.health_path = "/v2/models/small/ready" if self.engine == "triton_server" else "/health"
         self.twin.reply(self.health_path, Reply.plain(200, b""))
+        for path, body in replies_of(self.engine).items():
+            self.twin.reply(path, Reply.plain(200, body))
         self.answers()
 
     def answers(self, *, num_choices: int = 1) -> None:
@@ -215,6 +220,7 @@ class CloudSubject(TwinSubject):
         else:
             self.twin.reply(CHAT, Reply.plain(200, transcripts.TWO_AT_ONCE))
         self.twin.reply(COMPLETIONS, Reply.stream(transcripts.VLLM_COMPLETION))
+        self.twin.reply(EMBEDDINGS, Reply.plain(200, OPENAI_VECTORS))
 
     def talks_on(self) -> None:
         first = transcripts.VLLM_CHAT.partition(b" world")[0].rpartition(b"data:")[0]

@@ -6,6 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 EMBEDDINGS = "/v1/embeddings"
+TWO_VECTORS: dict[str, list[dict[str, Any]]] = {
+    "data": [{"index": 1, "embedding": [1, 0]}, {"index": 0, "embedding": [0.6, 0.8]}]
+}
+OPENAI_VECTORS = {
+    "object": "list",
+    "model": "small",
+    "data": [{"object": "embedding", **each} for each in TWO_VECTORS["data"]],
+    "usage": {"prompt_tokens": 3, "total_tokens": 3},
+}
 MODEL = {"model": "small"}
 TURNS = [{"role": "user", "content": "Hi"}]
 VLLM_TOKENS = {"count": 2, "max_model_len": 4096, "tokens": [5, 6]}
@@ -139,4 +148,6 @@ SIDES: dict[str, Side] = {
 
 def replies_of(engine: str) -> dict[str, Any]:
     """All that the engine's side says, whichever of its routes generates."""
-    return {path: body for side in SIDES.values() if side.engine == engine for path, body in side.replies.items()}
+    replies = {path: body for side in SIDES.values() if side.engine == engine for path, body in side.replies.items()}
+    embeds = any(side.embeds for side in SIDES.values() if side.engine == engine)
+    return replies | {EMBEDDINGS: TWO_VECTORS} if embeds else replies
