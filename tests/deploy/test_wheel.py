@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -16,18 +17,28 @@ TIMEOUT_S = 100
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the tracked files, as a fresh checkout would be: left-over build folders must not help."""
-    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tracked files, as a fresh checkout would be: left-over build folders must not help."""
+    folder = tmp_path_factory.mktemp("source")
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if files.returncode:
         pytest.skip("not a git checkout")
     for name in filter(None, files.stdout.split("\0")):
         if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes((ROOT / name).read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(source, tmp_path_factory.mktemp("wheel"))
+
+
+def build(source: Path, target: Path) -> Path:
+    """As the Dockerfile does it, without an index."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    run([*command, "--wheel-dir", str(target), str(source)], cwd=target)
+    run([*command, "--wheel-dir", str(target), str(source)], cwd=target, SOURCE_DATE_EPOCH="1767225600")
     return next(target.glob("*.whl"))
 
 
@@ -45,10 +56,19 @@ def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def run(command: list[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+def run(command: list[str], cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, **environment}
+    done = subprocess.run(
+        command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def test_it_is_the_same_whenever_it_is_built(wheel: Path, source: Path, tmp_path: Path) -> None:
+    for file in source.rglob("*"):
+        os.utime(file, (0, 0))
+    assert build(source, tmp_path).read_bytes() == wheel.read_bytes()
 
 
 def test_it_carries_every_file_of_the_packages_that_is_no_python(wheel: Path) -> None:
