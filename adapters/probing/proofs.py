@@ -9,6 +9,7 @@ the proof says `unclear`. Requests are refused by raising, as ever; `probe` turn
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections import Counter
@@ -27,10 +28,10 @@ QUESTION = "Tell me about the sea."
 REPEATING = "one two one two one two one two one two one two one two"
 SHORT_QUESTIONS = ("Say yes.", "Hi", "What is the capital of France? Answer in one word.", "What is 2 + 2?")
 SHORT_LIMIT = 48
-BRIEF: Mapping[str, Any] = {"temperature": 0, "max_tokens": 16}
-HOT: Mapping[str, Any] = {"temperature": 1.5, "max_tokens": 16}
+BRIEF: Mapping[str, Any] = {"temperature": 0, "max_tokens": 12}
+HOT: Mapping[str, Any] = {"temperature": 1.5, "max_tokens": 12}
 DIMENSIONS = 32
-SEEDS = (12, 13, 14)
+SEEDS = (11, 11, 12, 13, 14)  # the first two are a pair
 
 PROOFS: dict[str, Proof] = {}
 
@@ -247,8 +248,17 @@ async def _hot(lab: Lab) -> list[Answer]:
     return await lab.once("hot", lambda: _several(lab, 3))
 
 
+async def _together(*answers: Awaitable[Answer]) -> list[Answer]:
+    """Side by side, which engines answer almost as fast as one. All are over when this ends, whatever one raises."""
+    ended = await asyncio.gather(*answers, return_exceptions=True)
+    for answer in ended:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in ended if isinstance(answer, Answer)]
+
+
 async def _several(lab: Lab, number: int, **fields: Any) -> list[Answer]:
-    return [await lab.say(STORY, **HOT, **fields) for _ in range(number)]
+    return await _together(*(lab.say(STORY, **HOT, **fields) for _ in range(number)))
 
 
 def _texts(answers: Sequence[Answer]) -> set[str]:
@@ -257,7 +267,7 @@ def _texts(answers: Sequence[Answer]) -> set[str]:
 
 @proves("temperature")
 async def temperature(lab: Lab) -> Observation:
-    cold = [await _greedy(lab), *[await lab.say(STORY, **BRIEF) for _ in range(2)]]
+    cold = [await _greedy(lab), *await _together(*(lab.say(STORY, **BRIEF) for _ in range(2)))]
     return cold_and_hot(cold, await _hot(lab))
 
 
@@ -298,9 +308,9 @@ def tamed(greedy: Answer, hot: Sequence[Answer], filtered: Sequence[Answer]) -> 
 
 @proves("seed")
 async def seed(lab: Lab) -> Observation:
-    pair = await _several(lab, 2, seed=11)
-    others = [await lab.say(STORY, **HOT, seed=number) for number in SEEDS]
-    return repeatable(pair, others)
+    pair, others = SEEDS[:2], SEEDS[2:]
+    answers = await _together(*(lab.say(STORY, **HOT, seed=number) for number in (*pair, *others)))
+    return repeatable(answers[:2], answers[2:])
 
 
 def repeatable(pair: Sequence[Answer], others: Sequence[Answer]) -> Observation:
@@ -315,7 +325,7 @@ BIASED_IDS = (500, 600)
 
 @proves("logit_bias")
 async def logit_bias(lab: Lab) -> Observation:
-    forced = [await lab.say(STORY, **BRIEF, logit_bias={str(token): 100}) for token in BIASED_IDS]
+    forced = await _together(*(lab.say(STORY, **BRIEF, logit_bias={str(token): 100}) for token in BIASED_IDS))
     return forced_apart(await _greedy(lab), forced)
 
 
