@@ -38,10 +38,11 @@ from adapters.errors import (
     GoodgateError,
     InvalidRequest,
     StreamInterrupted,
+    UnsupportedOperation,
 )
 from adapters.load_metrics import LoadMetrics, read_load
 from adapters.types import Chunk
-from adapters.wire_errors import error_from_event, error_from_response, read_complaint
+from adapters.wire_errors import error_from_event, error_from_response, knows_no_route, read_complaint
 
 KEEPALIVE_S = 4.0  # uvicorn closes idle connections after 5 s, llama.cpp's server too
 PROBE_TIMEOUT_S = 2.0
@@ -307,6 +308,8 @@ class EngineClient:
             return error_from_event(self.engine, body)  # an error under a success status
         if response.status == 200:
             return EngineProtocolError(f"The engine {self.engine!r} answered {response.content_type}, not a stream.")
+        if response.status == 404 and knows_no_route(body):
+            return UnsupportedOperation(f"the route {response.url.path}", self.engine)
         return error_from_response(self.engine, response.status, body, response.headers.get("Retry-After"))
 
     def _say_farewell(self, exchange: Exchange) -> None:

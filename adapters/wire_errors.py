@@ -120,6 +120,12 @@ def failed(engine: str, reason: str) -> str:
     return f"The engine {engine!r} failed: {reason}"
 
 
+def knows_no_route(body: bytes) -> bool:
+    """Does a 404 mean the path, not the model? In the words of FastAPI, of llama.cpp, of aiohttp, and in our own."""
+    complaint = read_complaint(body)
+    return complaint.code == "not_found" or complaint.message in {"Not Found", "File Not Found", "404: Not Found"}
+
+
 def _status_of(complaint: Complaint) -> int:
     """The status that a complaint would have had, had it not come inside a stream."""
     code = complaint.code

@@ -370,6 +370,26 @@ async def test_refusals_and_failures_are_what_they_are_for_a_generation(
 
 
 @question
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"detail": "Not Found"},
+        {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}},
+        {"error": {"message": "There is no such route.", "type": "invalid_request_error", "code": "not_found"}},
+        b"404: Not Found",
+    ],
+)
+async def test_an_engine_that_was_not_started_for_it_has_no_such_route(
+    ask: Ask, path: str, put: Put, body: Any
+) -> None:
+    """vLLM has `/v1/embeddings` only as a pooling server: its 404 is not about the model."""
+    asked = await ask("goodgate_peer")
+    asked.twin.reply(path, Reply.plain(404, body))
+    with pytest.raises(UnsupportedOperation, match=f"'goodgate_peer' does not offer the route {path}"):
+        await put(asked.adapter)
+
+
+@question
 async def test_whoever_leaves_early_stops_the_engine_within_a_second(ask: Ask, path: str, put: Put) -> None:
     asked = await ask("goodgate_peer")
     asked.twin.reply(path, Reply.silent())
