@@ -120,7 +120,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         if self._template is not None:
             wanted, hidden = self.options.tool_parser, self._engine.special_tokens
             self._tool_format = usable_format(wanted, self._template, hidden)
-            self.capabilities = with_tools(self.capabilities, self._tool_format)
+            self.capabilities = with_tools(self.capabilities, self._tool_format is not None)
 
     def _load(self) -> AsyncEngine:
         try:

@@ -190,11 +190,11 @@ def usable_format(wanted: ToolParser, template: ChatTemplate, hidden: Collection
     raise EngineUnavailable(f"tool_parser {wanted!r} cannot work: {reason}.")
 
 
-def with_tools(capabilities: Capabilities, tool_format: ToolFormat | None) -> Capabilities:
-    """What an adapter of a text engine can do, once it is known how its model writes tool calls."""
-    if tool_format is None:
-        return capabilities
-    return msgspec.structs.replace(capabilities, parameters=capabilities.parameters | TOOL_FIELDS)
+def with_tools(capabilities: Capabilities, can: bool) -> Capabilities:
+    """What an adapter of a text engine declares. Whether its chat template has tools is known once it has started."""
+    others = capabilities.parameters - TOOL_FIELDS
+    has_tools = can and capabilities.chat
+    return msgspec.structs.replace(capabilities, parameters=others | TOOL_FIELDS if has_tools else others)
 
 
 def check_free(offer: Offer | None, engine: str) -> None:

@@ -76,6 +76,7 @@ class Adapter(LocalTokenizer[TritonOptions]):
             load=told_fields(self._load_metrics),
         )
         self.declare_tokens(bool(options.chat_template))
+        self.capabilities = with_tools(self.capabilities, options.tool_parser != "none")
         self.client = EngineClient(self.engine, options)
         self.unknown_finish_reasons = 0
         self._model = options.model or DEFAULT_MODEL[options.dialect]
@@ -86,7 +87,7 @@ class Adapter(LocalTokenizer[TritonOptions]):
         if self.options.chat_template:
             text = await self.load_text(self.options.chat_template)
             self._tool_format = text.tool_format(self.options.tool_parser, hides_special_tokens=True)
-            self.capabilities = with_tools(self.capabilities, self._tool_format)
+            self.capabilities = with_tools(self.capabilities, self._tool_format is not None)
         await self.client.start()
 
     async def close(self) -> None:

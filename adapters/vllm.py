@@ -17,8 +17,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncGenerator
 from typing import ClassVar
 
+from adapters.errors import InvalidRequest
 from adapters.launch import Installable
 from adapters.openai_http import (
     VLLM_ROUTES,
@@ -28,6 +31,7 @@ from adapters.openai_http import (
     serves_embeddings_only,
 )
 from adapters.openai_wire import Dialect
+from adapters.types import Chunk, GenerateRequest
 
 LIMITS = {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n"}
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"}
@@ -58,3 +62,22 @@ class Adapter(Installable, OpenAIHTTPAdapter[EmbeddingOptions]):
         super().__init__(options)
         if options.embeddings:
             self.capabilities = serves_embeddings_only(self.capabilities)
+
+    async def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
+        async with contextlib.aclosing(super().generate(request, request_id=request_id)) as chunks:
+            try:
+                async for chunk in chunks:
+                    yield chunk
+            except InvalidRequest as error:
+                raise _explained(error) from error
+
+
+def _explained(error: InvalidRequest) -> InvalidRequest:
+    """vLLM names its flags; the one who asked needs the field, and the one who launched it our option."""
+    if "--tool-call-parser" not in error.message:
+        return error
+    return InvalidRequest(
+        "This vLLM was started without a tool parser: start it with --enable-auto-tool-choice --tool-call-parser NAME "
+        "(the launch option tool_call_parser), or leave `tools` out.",
+        param="tools",
+    )

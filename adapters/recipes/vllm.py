@@ -47,6 +47,7 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     enforce_eager: bool = False  # True starts faster and decodes slower
     embeddings: bool = False  # serve embeddings, and nothing else
     tool_call_parser: str = "hermes"  # how the model writes its calls; without one, vLLM refuses tools
+    reasoning_parser: str | None = None  # how the model marks what it thinks; None: it is part of the answer
 
 
 def installed(home: Path) -> Installation:
@@ -102,6 +103,8 @@ def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, An
         argv += ["--runner", "pooling", "--convert", "embed"]
     else:
         argv += ["--enable-auto-tool-choice", "--tool-call-parser", settings.tool_call_parser]
+        if settings.reasoning_parser is not None:
+            argv += ["--reasoning-parser", settings.reasoning_parser]
     if settings.max_num_seqs is not None:
         argv += ["--max-num-seqs", str(settings.max_num_seqs)]
     if settings.enforce_eager:

@@ -162,6 +162,14 @@ def test_vllm_started_for_embeddings_is_told_nothing_about_tools(tmp_path: Path)
     assert "--runner" not in generates
 
 
+def test_vllm_keeps_thought_apart_only_where_a_parser_is_named(tmp_path: Path) -> None:
+    model = hf_model(tmp_path)
+    plain = vllm.launch_spec(home=tmp_path, model=model, port=1, options={}).argv
+    thinking = vllm.launch_spec(home=tmp_path, model=model, port=1, options={"reasoning_parser": "qwen3"}).argv
+    assert "--reasoning-parser" not in plain
+    assert thinking[thinking.index("--reasoning-parser") + 1] == "qwen3"
+
+
 def test_a_requantisation_that_fails_leaves_no_file_behind(tmp_path: Path, llama_programs: Path) -> None:
     model = gguf_model(tmp_path)
     spec = llama_cpp.launch_spec(home=tmp_path, model=model, port=1, options={"quantization": "q8_0"})

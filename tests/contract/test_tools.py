@@ -247,6 +247,15 @@ async def test_tools_whose_calls_would_be_lost_are_refused(tool_subject: HTTPSub
     assert caught.value.param == "tools"
 
 
+async def test_vllm_without_a_parser_says_what_to_do_in_our_words_and_names_the_field() -> None:
+    theirs = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+    async with engine("vllm", model="small") as (adapter, twin):
+        twin.reply(CHAT, Reply.plain(400, {"error": {"message": theirs, "type": "BadRequestError", "code": 400}}))
+        with pytest.raises(InvalidRequest, match="tool_call_parser") as caught:
+            await collect(adapter, chat(tools=TOOLS))
+        assert caught.value.param == "tools"
+
+
 # ------------------------------ engines that give text
 
 # Those whose text has the special tokens that mark calls, and those whose text has not.
