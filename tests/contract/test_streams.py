@@ -201,7 +201,7 @@ async def test_unknown_fields_at_every_level_are_ignored(http_subject: HTTPSubje
 
 
 async def test_tool_calls_and_logprobs_are_carried_as_they_came(http_subject: HTTPSubject) -> None:
-    calls = [{"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": ""}}]
+    calls = [{"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": "{"}}]
     logprobs = {"content": [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}]}
     stream = [
         {"choices": [{"index": 0, "delta": {"tool_calls": calls}, "finish_reason": None}]},
