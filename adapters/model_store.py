@@ -257,6 +257,8 @@ def _built_beside(target: Path) -> Iterator[Path]:
     try:
         yield folder
         folder.chmod(0o755)
+        for file in _files_below(folder):  # safetensors writes for its owner alone; an engine may be somebody else
+            file.chmod(0o644)
         try:
             os.rename(folder, target)  # atomic; fails where somebody else has put a non-empty folder meanwhile
         except OSError:

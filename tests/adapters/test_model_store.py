@@ -113,6 +113,16 @@ def test_a_model_that_cannot_be_exported_says_why(store: ModelStore, hf_folder: 
     assert not (tmp_path / "out").exists()
 
 
+def test_everybody_may_read_an_export_however_its_files_were_made(
+    store: ModelStore, hf_folder: Path, tmp_path: Path
+) -> None:
+    model = store.import_path(hf_folder, "tiny")
+    for file in model.path.iterdir():
+        file.chmod(0o600)
+    out = store.export_hf("tiny", tmp_path / "out")
+    assert all(path.stat().st_mode & 0o444 == 0o444 for path in [out, *out.rglob("*")])
+
+
 def test_an_export_is_made_once_and_never_over_something_else(
     store: ModelStore, hf_folder: Path, tmp_path: Path
 ) -> None:
