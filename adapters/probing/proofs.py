@@ -31,7 +31,7 @@ SHORT_LIMIT = 48
 BRIEF: Mapping[str, Any] = {"temperature": 0, "max_tokens": 12}
 HOT: Mapping[str, Any] = {"temperature": 1.5, "max_tokens": 12}
 DIMENSIONS = 32
-SEEDS = (11, 11, 12, 13, 14)  # the first two are a pair
+SEEDS = (12, 13, 14)
 
 PROOFS: dict[str, Proof] = {}
 
@@ -308,9 +308,9 @@ def tamed(greedy: Answer, hot: Sequence[Answer], filtered: Sequence[Answer]) -> 
 
 @proves("seed")
 async def seed(lab: Lab) -> Observation:
-    pair, others = SEEDS[:2], SEEDS[2:]
-    answers = await _together(*(lab.say(STORY, **HOT, seed=number) for number in (*pair, *others)))
-    return repeatable(answers[:2], answers[2:])
+    """The pair one after the other: beside other requests kernels may round differently, and hot samples with them."""
+    pair = [await lab.say(STORY, **HOT, seed=11) for _ in range(2)]
+    return repeatable(pair, await _together(*(lab.say(STORY, **HOT, seed=number) for number in SEEDS)))
 
 
 def repeatable(pair: Sequence[Answer], others: Sequence[Answer]) -> Observation:
