@@ -82,6 +82,11 @@ class TwinSubject(Subject):
     path = CHAT
     health_path = "/health"
 
+    def answers_questions(self) -> None:
+        """From now on: what is asked beside generation is answered, where the engine has such routes."""
+        for path, body in replies_of(self.engine).items():
+            self.twin.reply(path, Reply.plain(200, body))
+
     async def asked(self) -> None:
         await self.twin.asked()
 
@@ -102,8 +107,6 @@ class HTTPSubject(TwinSubject):
         self.adapter = cls(msgspec.convert({"url": self.twin.url, "model": "small"}, cls.Options))
         self.health_path = cls.health_path  # type: ignore[attr-defined]
         self.twin.reply(self.health_path, Reply.plain(200, b""))
-        for path, body in replies_of(self.engine).items():
-            self.twin.reply(path, Reply.plain(200, body))
         self.answers()
 
     def transcript(self, name: str) -> bytes:
@@ -154,8 +157,6 @@ class GenerateSubject(TwinSubject):
         self.adapter = cls(msgspec.convert(options, cls.Options))
         self.health_path = "/v2/models/small/ready" if self.engine == "triton_server" else "/health"
         self.twin.reply(self.health_path, Reply.plain(200, b""))
-        for path, body in replies_of(self.engine).items():
-            self.twin.reply(path, Reply.plain(200, body))
         self.answers()
 
     def answers(self, *, num_choices: int = 1) -> None:
@@ -313,6 +314,8 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     else:
         made = _scripted(request)
     async with conforming(made):
+        if isinstance(made, TwinSubject):
+            made.answers_questions()
         yield made
 
 
