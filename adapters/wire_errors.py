@@ -139,11 +139,20 @@ def read_complaint(body: bytes) -> Complaint:
     """Read an error body of any shape."""
     try:
         decoded = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Complaint(_plain_text(body))
     if isinstance(decoded, str):
         return Complaint(decoded[:MAX_MESSAGE])
     return _from_object(decoded) if isinstance(decoded, dict) else Complaint()
+
+
+def tells_error(body: bytes) -> bool:
+    """Is this an error, whatever the status says? Only JSON that calls itself one; any other text may be an answer."""
+    try:
+        decoded = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return isinstance(decoded, dict) and bool(decoded.get("error") or decoded.get("object") == "error")
 
 
 def _from_object(body: dict[str, Any]) -> Complaint:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Awaitable, Callable
+
 import pytest
 
-from adapters.errors import EngineFailed, EngineProtocolError, EngineTimeout, GoodgateError
-from adapters.types import Chunk
+from adapters import engine_client
+from adapters.base import Load
+from adapters.errors import EngineError, EngineFailed, EngineProtocolError, EngineTimeout, GoodgateError
+from adapters.types import Chunk, EmbeddingRequest, TokenizeRequest
+from tests.contract.bad_answers import BAD_ANSWERS, LEAK
 from tests.contract.conftest import GenerateSubject, TwinSubject, chat, collect
 from tests.contract.twin import Reply, event
 
@@ -30,6 +36,84 @@ async def failure(subject: TwinSubject, reply: Reply) -> GoodgateError:
         await subject.twin.client_left(within_s=1)
     assert repr(subject.engine) in caught.value.message
     return caught.value
+
+
+# What asks for silence, or for more than a token.
+PATIENCE_S = 0.25
+
+
+@pytest.mark.parametrize("name", BAD_ANSWERS)
+async def test_a_bad_answer_is_one_clean_error_and_the_next_request_is_answered(
+    twin_subject: TwinSubject, name: str
+) -> None:
+    bad, adapter = BAD_ANSWERS[name], twin_subject.adapter
+    if isinstance(twin_subject, GenerateSubject) and twin_subject.is_ensemble and name == "an end without a reason":
+        pytest.skip("it ends so when it is done")
+    adapter.options.first_token_timeout_s = adapter.options.token_timeout_s = PATIENCE_S
+    reply = bad.reply(much(twin_subject, 3))
+    twin_subject.twin.reply(twin_subject.path, reply)
+    seen: list[Chunk] = []
+
+    async def read() -> None:
+        async for chunk in adapter.generate(chat(max_tokens=4), request_id="r"):
+            seen.append(chunk)
+
+    with pytest.raises(GoodgateError) as caught:
+        await read()
+    assert type(caught.value) is bad.kind
+    assert repr(twin_subject.engine) in caught.value.message
+    assert LEAK not in caught.value.message
+    assert "".join(chunk.text for chunk in seen) in ({"xxx"} if bad.has_begun else {"", "xxx"})
+    if "hold" in reply.steps:
+        await twin_subject.twin.client_left(within_s=1)
+    twin_subject.answers()
+    assert "".join(chunk.text for chunk in await collect(adapter, chat(max_tokens=2))) == "Hello world"
+
+
+async def answers_without_asking(subject: TwinSubject, ask: Callable[[], Awaitable[object]]) -> bool:
+    """Some know from their configuration, or their own tokenizer, what others ask the engine for."""
+    num_before = len(subject.twin.requests)
+    with contextlib.suppress(EngineError):
+        await ask()
+    return len(subject.twin.requests) == num_before
+
+
+# A question waits for the end of its answer. Answers that do not end are all one case to it, tested by itself.
+ENDING = [name for name, bad in BAD_ANSWERS.items() if "hold" not in bad.reply(b"").steps]
+
+
+@pytest.mark.parametrize("name", ENDING)
+async def test_a_bad_answer_to_a_question_is_one_clean_error_too(twin_subject: TwinSubject, name: str) -> None:
+    adapter, can = twin_subject.adapter, twin_subject.adapter.capabilities
+    adapter.options.first_token_timeout_s = PATIENCE_S
+    twin_subject.twin.answers_everything_with(BAD_ANSWERS[name].reply(much(twin_subject, 3)))
+    questions = {
+        "models": (True, lambda: adapter.models()),
+        "embeddings": (can.embeddings, lambda: adapter.embed(EmbeddingRequest(model="small", input=["a"]))),
+        "tokens": (can.tokenize, lambda: adapter.tokenize(TokenizeRequest(model="small", prompt="a"))),
+        "text": (can.detokenize, lambda: adapter.detokenize([5])),
+    }
+    for offered, ask in questions.values():
+        if offered and not await answers_without_asking(twin_subject, ask):
+            with pytest.raises(EngineError) as caught:
+                await ask()
+            assert repr(twin_subject.engine) in caught.value.message
+            assert LEAK not in caught.value.message
+    assert await adapter.load() == Load()
+    health = await adapter.health()
+    assert not health.ready or BAD_ANSWERS[name].reply(b"").status == 200
+    assert LEAK not in health.reason
+
+
+async def test_a_question_whose_answer_does_not_end_is_given_up(
+    twin_subject: TwinSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_client, "PROBE_TIMEOUT_S", PATIENCE_S)
+    twin_subject.twin.answers_everything_with(Reply.stream(b'{"data": [', "hold", content_type="application/json"))
+    health = await twin_subject.adapter.health()
+    assert (health.ready, repr(twin_subject.engine) in health.reason) == (False, True)
+    await twin_subject.twin.client_left(within_s=1)
+    assert await twin_subject.adapter.load() == Load()
 
 
 async def test_a_page_of_html_is_no_answer(twin_subject: TwinSubject) -> None:

@@ -44,6 +44,11 @@ class Reply:
         return cls(status, (("Content-Type", content_type), length, *named), (data,), is_chunked=False)
 
     @classmethod
+    def raw(cls, *steps: Step) -> Reply:
+        """Bytes as they stand, without a head of ours. The connection ends with them."""
+        return cls(status=-1, steps=steps, is_chunked=False, keep_alive=False)
+
+    @classmethod
     def silent(cls) -> Reply:
         """Nothing at all, until the client leaves."""
         return cls(status=-1, steps=("hold",))
@@ -68,6 +73,7 @@ class Twin:
 
     requests: list[Request] = field(default_factory=list)
     num_connections: int = 0
+    otherwise: Reply | None = None  # where no reply was set for a path; None: a 404
     _replies: dict[str, list[Reply]] = field(default_factory=dict)
     _left: asyncio.Event = field(default_factory=asyncio.Event)
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -87,6 +93,11 @@ class Twin:
 
     def reply(self, path: str, *replies: Reply) -> None:
         self._replies[path] = list(replies)
+
+    def answers_everything_with(self, reply: Reply) -> None:
+        """Whatever the path; what was said before is forgotten."""
+        self._replies.clear()
+        self.otherwise = reply
 
     @property
     def bodies(self) -> list[dict[str, Any]]:
@@ -118,6 +129,8 @@ class Twin:
 
     def _next(self, path: str) -> Reply:
         replies = self._replies.get(path)
+        if not replies and self.otherwise is not None:
+            return self.otherwise
         if not replies:
             return Reply.plain(404, {"error": {"message": f"no route {path}", "type": "not_found_error"}})
         return replies.pop(0) if len(replies) > 1 else replies[0]
