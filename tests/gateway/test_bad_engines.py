@@ -27,9 +27,10 @@ async def twin() -> AsyncIterator[Twin]:
         yield engine
 
 
-async def gateway_before(twin: Twin, start: Start) -> Gateway:
+async def gateway_before(twin: Twin, start: Start, **options: Any) -> Gateway:
     patience = {"first_token_timeout_s": 0.25, "token_timeout_s": 0.25}
-    return await start(model({"engine": "vllm", "options": {"url": twin.url, "model": "served", **patience}}))
+    options = {"url": twin.url, "model": "served", **patience, **options}
+    return await start(model({"engine": "vllm", "options": options}))
 
 
 async def counted(gateway: Gateway, series: str) -> dict[str, float]:
@@ -40,15 +41,15 @@ async def counted(gateway: Gateway, series: str) -> dict[str, float]:
     return {labels: float(value) for labels, value in found if float(value)}
 
 
-async def check_counters(gateway: Gateway, code: str, status: int) -> None:
+async def check_counters(gateway: Gateway, code: str, status: int, route: str = CHAT) -> None:
     await until(lambda: gateway.dispatcher.in_flight == 0, timeout_s=1)
     assert await counted(gateway, "goodgate_in_flight") == {}
     assert await counted(gateway, "goodgate_errors_total") == {f'code="{code}",model="m"': 1.0}
     replica = 'engine="vllm",model="m"'
     assert await counted(gateway, "goodgate_attempts_total") == {f'{replica},outcome="{code}",replica="vllm-0"': 1.0}
     requests = await counted(gateway, "goodgate_requests_total")
-    assert {labels: n for labels, n in requests.items() if CHAT in labels} == {
-        f'model="m",route="{CHAT}",status="{status}"': 1.0
+    assert {labels: n for labels, n in requests.items() if route in labels} == {
+        f'model="m",route="{route}",status="{status}"': 1.0
     }
     assert await counted(gateway, "goodgate_completion_tokens_total") == {}
 
@@ -78,6 +79,29 @@ async def test_a_bad_answer_is_one_clean_error_and_is_counted_once(
     if "hold" in reply.steps:
         await twin.client_left(within_s=1)
     await check_counters(gateway, code, status)
+
+
+# What an answer in one piece is for a stream that has broken off: it is no JSON.
+INSTEAD_OF_JSON = {"engine_protocol_error", "stream_interrupted", "engine_timeout"}
+
+
+@pytest.mark.parametrize("name", BAD_ANSWERS)
+@pytest.mark.parametrize(
+    ("route", "asked"), [("/v1/embeddings", {"input": "Hello"}), ("/tokenize", {"prompt": "Hello"})]
+)
+async def test_a_bad_answer_to_a_question_is_told_and_counted_once_too(
+    start: Start, twin: Twin, name: str, route: str, asked: dict[str, Any]
+) -> None:
+    bad = BAD_ANSWERS[name]
+    gateway = await gateway_before(twin, start, embeddings=route == "/v1/embeddings")
+    twin.reply(route, bad.reply(FIRST))
+    status, body, _ = await gateway.post(route, {"model": "m", **asked})
+    error = body["error"]
+    assert error["code"] == bad.kind.code or {error["code"], str(bad.kind.code)} <= INSTEAD_OF_JSON
+    assert status in {502, 503, 504}
+    assert "'vllm'" in error["message"]
+    assert LEAK not in json.dumps(error)
+    await check_counters(gateway, error["code"], status, route)
 
 
 async def test_after_every_bad_answer_the_same_gateway_serves_the_next_request(start: Start, twin: Twin) -> None:
