@@ -90,6 +90,7 @@ class EngineAdapter(ABC, Generic[O]):
 
     engine: ClassVar[str]
     Options: ClassVar[type[EngineOptions]]
+    how_to_reach: ClassVar[str] = "start it yourself and name its `url` in the configuration"
     in_process: ClassVar[bool] = False  # lives and dies with our process: several gateway processes cannot share one
     capabilities: Capabilities
 

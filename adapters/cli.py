@@ -167,6 +167,6 @@ def describe(name: str) -> EngineRow:
     except (ImportError, UnknownEngine) as error:
         return EngineRow(name, None, "", f"cannot be loaded: {error}")
     if not issubclass(adapter, Launchable):
-        return EngineRow(name, None, "", "start it yourself and name its `url` in the configuration")
+        return EngineRow(name, None, "", adapter.how_to_reach)
     state = adapter.installed(goodgate_home())
     return EngineRow(name, state.available, state.version, "" if state.available else state.how)

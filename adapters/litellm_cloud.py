@@ -83,6 +83,7 @@ class _Told(Struct):
 class Adapter(EngineAdapter[CloudOptions]):
     engine = ENGINE
     Options: ClassVar[type[CloudOptions]] = CloudOptions
+    how_to_reach = "pip install 'goodgate[cloud]', and name its `model` and key in the configuration"
 
     def __init__(self, options: CloudOptions) -> None:
         super().__init__(options)

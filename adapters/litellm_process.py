@@ -215,7 +215,8 @@ class LitellmProcess:
     """At most one worker, started when it is used."""
 
     def __init__(self, python: str, setup: Mapping[str, Any]) -> None:
-        self._python = python or sys.executable
+        # The worker has another working folder. Links stay: a Python knows its environment by where it was called.
+        self._python = str(Path(python).absolute()) if os.sep in python else python or sys.executable
         self._setup = setup
         self._numbers = itertools.count(1)
         self._running: _Running | None = None

@@ -722,6 +722,13 @@ async def test_a_python_without_litellm_says_what_to_install(bare_python: str) -
     assert "pip install 'goodgate[cloud]'" in message
 
 
+async def test_a_python_may_be_named_from_our_working_folder(
+    bare_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "pip install" in await start_failure(python=bare_python.removeprefix(f"{tmp_path}/"))
+
+
 async def test_a_python_that_is_not_there_says_so() -> None:
     message = await start_failure(python="/nowhere/python")
     assert "/nowhere/python" in message
