@@ -23,7 +23,7 @@ from msgspec import Meta, Struct
 from adapters.errors import EngineProtocolError, GoodgateError
 from adapters.generate_http import token_count
 from adapters.types import EmbeddingRequest, Embeddings, TokenizeRequest, Tokens
-from adapters.wire_errors import error_from_event, read_complaint
+from adapters.wire_errors import error_from_event, tells_error
 
 EMBEDDINGS = "/v1/embeddings"
 MAX_CONTEXT = 2**31 - 1  # what tokenizers without a limit write instead of one is far larger
@@ -146,6 +146,6 @@ def decode_answer(engine: str, answer: bytes, decoder: msgspec.json.Decoder[T]) 
 
 def _misfit(engine: str, answer: bytes, reason: str) -> GoodgateError:
     """The error for an answer of another shape than asked for; under a success status it may be an error itself."""
-    if b'"error"' in answer[:200] and read_complaint(answer).message:
+    if tells_error(answer):
         return error_from_event(engine, answer)
     return EngineProtocolError(f"The engine {engine!r} {reason}.")
