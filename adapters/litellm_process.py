@@ -224,6 +224,7 @@ class LitellmProcess:
         self._crashes = Crashes()
         self._not_before = 0.0
         self._reason = ""
+        self._is_closed = False
         self.num_open = 0
 
     async def facts(self) -> Facts:
@@ -272,8 +273,10 @@ class LitellmProcess:
         """The worker that runs, or a new one. Who is cancelled while waiting does not cancel its start."""
         if self._running is not None and self._running.is_open:
             return self._running
+        await self._bury()
+        if self._is_closed:
+            raise EngineUnavailable(f"{NAME} is closed.")
         if self._starting is None:
-            await self._bury()
             wait_s = self._not_before - asyncio.get_running_loop().time()
             if wait_s > 0:
                 raise EngineUnavailable(f"{self._reason} It is started again in {wait_s:.0f} s at the earliest.")
@@ -317,7 +320,8 @@ class LitellmProcess:
         self._reason = reason
 
     async def close(self) -> None:
-        """Safe to call twice, and while it starts."""
+        """Safe to call twice, and while it starts. Nothing is started afterwards."""
+        self._is_closed = True
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.wait({self._starting})

@@ -623,6 +623,20 @@ asyncio.run(main())
 
 
 @needs_litellm
+async def test_nothing_is_started_after_a_close() -> None:
+    async with provider("openai/small", "/v1") as made:
+        worker = made.adapter._started()
+        os.kill(worker_pid(made.adapter), signal.SIGKILL)
+        asking = [asyncio.create_task(worker.facts()) for _ in range(3)]
+        await worker.close()
+        for task in asking:
+            with contextlib.suppress(EngineUnavailable):  # those that were quicker than the news of its end
+                await task
+        with pytest.raises(EngineUnavailable, match="closed"):
+            await worker.facts()
+
+
+@needs_litellm
 async def test_close_while_it_starts_leaves_nothing() -> None:
     adapter = Adapter(options("openai/small", "http://127.0.0.1:9"))
     starting = asyncio.create_task(adapter.start())
