@@ -36,7 +36,6 @@ from adapters.model_store import ModelStore, is_store_name
 from adapters.tool_calls import (
     CallChunks,
     ToolParser,
-    check_free,
     offered,
     rendered_tools,
     turns_for_template,
@@ -120,7 +119,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         if self._template is not None:
             wanted, hidden = self.options.tool_parser, self._engine.special_tokens
             self._tool_format = usable_format(wanted, self._template, hidden)
-            self.capabilities = with_tools(self.capabilities, self._tool_format is not None)
+            self.capabilities = with_tools(self.capabilities, self._tool_format is not None, can_force=False)
 
     def _load(self) -> AsyncEngine:
         try:
@@ -196,7 +195,6 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
     async def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
         self.check_parameters(request)
         offer = offered(request, self.engine)
-        check_free(offer, self.engine)
         account = _Account(request.num_choices)
         chunks = self._chunks(request, request_id, account)
         if offer is not None and self._tool_format is not None:

@@ -101,7 +101,7 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
                 tokenize_chat=bool(options.chat_template),
                 parameters=frozenset(LIMITS | SAMPLING | PENALTIES | {"response_format"}),
             )
-            self.capabilities = with_tools(self.capabilities, options.tool_parser != "none")
+            self.capabilities = with_tools(self.capabilities, options.tool_parser != "none", can_force=True)
         if options.embeddings:
             self.capabilities = serves_embeddings_only(self.capabilities)
 
@@ -109,7 +109,7 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
         if self.options.route == "native" and self.options.chat_template:
             self._text = await asyncio.to_thread(ModelText.load, self.options.chat_template, goodgate_home())
             self._tool_format = self._text.tool_format(self.options.tool_parser, hides_special_tokens=False)
-            self.capabilities = with_tools(self.capabilities, self._tool_format is not None)
+            self.capabilities = with_tools(self.capabilities, self._tool_format is not None, can_force=True)
         await super().start()
 
     async def tokenize(self, request: TokenizeRequest) -> Tokens:

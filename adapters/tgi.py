@@ -88,13 +88,13 @@ class Adapter(OpenAIHTTPAdapter[TGIOptions]):
             self.capabilities = msgspec.structs.replace(
                 self.capabilities, chat=has_chat, tokenize_chat=has_chat, parameters=NATIVE
             )
-            self.capabilities = with_tools(self.capabilities, options.tool_parser != "none")
+            self.capabilities = with_tools(self.capabilities, options.tool_parser != "none", can_force=True)
 
     async def start(self) -> None:
         if self._is_native and self.options.chat_template:
             self._text = await asyncio.to_thread(ModelText.load, self.options.chat_template, goodgate_home())
             self._tool_format = self._text.tool_format(self.options.tool_parser, hides_special_tokens=False)
-            self.capabilities = with_tools(self.capabilities, self._tool_format is not None)
+            self.capabilities = with_tools(self.capabilities, self._tool_format is not None, can_force=True)
         await super().start()
 
     async def models(self) -> list[ModelInfo]:

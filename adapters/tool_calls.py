@@ -23,7 +23,7 @@ from msgspec import Meta, Raw, Struct
 
 from adapters.base import Capabilities
 from adapters.chat_template import ChatTemplate
-from adapters.errors import EngineUnavailable, InvalidRequest, UnsupportedParameter
+from adapters.errors import EngineUnavailable, InvalidRequest
 from adapters.tool_text import (
     MARKERS,
     Arguments,
@@ -190,17 +190,13 @@ def usable_format(wanted: ToolParser, template: ChatTemplate, hidden: Collection
     raise EngineUnavailable(f"tool_parser {wanted!r} cannot work: {reason}.")
 
 
-def with_tools(capabilities: Capabilities, can: bool) -> Capabilities:
-    """What an adapter of a text engine declares. Whether its chat template has tools is known once it has started."""
+def with_tools(capabilities: Capabilities, can: bool, *, can_force: bool) -> Capabilities:
+    """What an adapter of a text engine declares. Whether its chat template has tools is known once it has started; a
+    forced call needs an engine with grammars, and the choices `none` and `auto` nothing at all.
+    """
     others = capabilities.parameters - TOOL_FIELDS
-    has_tools = can and capabilities.chat
-    return msgspec.structs.replace(capabilities, parameters=others | TOOL_FIELDS if has_tools else others)
-
-
-def check_free(offer: Offer | None, engine: str) -> None:
-    """For an engine without grammars, which cannot force a call."""
-    if offer is not None and offer.must_call:
-        raise UnsupportedParameter("tool_choice", engine)
+    fields = TOOL_FIELDS if can_force else TOOL_FIELDS - {"tool_choice"}
+    return msgspec.structs.replace(capabilities, parameters=others | fields if can and capabilities.chat else others)
 
 
 def call_schema(offer: Offer) -> dict[str, Any]:

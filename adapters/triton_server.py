@@ -42,7 +42,7 @@ from adapters.generate_http import GenerateReader, Piece, call_reader, choices_a
 from adapters.load_metrics import LoadMetrics, told_fields
 from adapters.model_text import LocalTokenizer, text_prompt
 from adapters.side_routes import read_text
-from adapters.tool_calls import ToolParser, check_free, offered, with_tools
+from adapters.tool_calls import ToolParser, offered, with_tools
 from adapters.tool_text import ToolFormat
 from adapters.types import Chunk, GenerateRequest
 
@@ -76,7 +76,7 @@ class Adapter(LocalTokenizer[TritonOptions]):
             load=told_fields(self._load_metrics),
         )
         self.declare_tokens(bool(options.chat_template))
-        self.capabilities = with_tools(self.capabilities, options.tool_parser != "none")
+        self.capabilities = with_tools(self.capabilities, options.tool_parser != "none", can_force=False)
         self.client = EngineClient(self.engine, options)
         self.unknown_finish_reasons = 0
         self._model = options.model or DEFAULT_MODEL[options.dialect]
@@ -87,7 +87,7 @@ class Adapter(LocalTokenizer[TritonOptions]):
         if self.options.chat_template:
             text = await self.load_text(self.options.chat_template)
             self._tool_format = text.tool_format(self.options.tool_parser, hides_special_tokens=True)
-            self.capabilities = with_tools(self.capabilities, self._tool_format is not None)
+            self.capabilities = with_tools(self.capabilities, self._tool_format is not None, can_force=False)
         await self.client.start()
 
     async def close(self) -> None:
@@ -121,7 +121,6 @@ class Adapter(LocalTokenizer[TritonOptions]):
 
     def exchange(self, request: GenerateRequest, request_id: str) -> Exchange:
         offer = offered(request, self.engine)
-        check_free(offer, self.engine)
         prompt = text_prompt(request, self._text)
         limit = request.token_limit or self.options.default_max_tokens
         is_ensemble = self.options.dialect == "ensemble"

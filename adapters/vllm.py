@@ -9,6 +9,8 @@
 - Cached prompt tokens are told only with `--enable-prompt-tokens-details`, which our launch recipe sets.
 - Tools need `--enable-auto-tool-choice --tool-call-parser NAME`, which our launch recipe sets; without them it answers
   400 to every `tool_choice` and names the flag. Seen on 0.32.0.
+- It holds the arguments of a call to their schema only for a tool with `strict: true`, even where the call is forced
+  (tool_parsers/tool_strict_level.py); without it, it has answered `"Paris"` where an object was asked for.
 - `/tokenize` takes a text or messages, and `/detokenize` spells special tokens (serve/tokenize/protocol.py).
 - A process embeds only when it was started for it (`--runner pooling`), and then generates nothing: the option
   `embeddings` says which of the two it is. How many `dimensions` a model allows is its own 400 to say.
