@@ -600,7 +600,7 @@ async def test_a_worker_that_dies_fails_what_is_open_and_is_started_again_with_a
 
 
 @needs_litellm
-def test_the_worker_does_not_outlive_us_though_we_are_killed() -> None:
+def test_the_worker_does_not_outlive_us_though_we_are_killed(tmp_path: Path) -> None:
     code = """
 import asyncio
 from tests.adapters.test_litellm_cloud import Adapter, options, worker_pid
@@ -611,7 +611,8 @@ async def main():
     await asyncio.sleep(60)
 asyncio.run(main())
 """
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as us:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}  # nobody is left to remove the worker's empty home
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as us:
         assert us.stdout is not None
         pid = int(us.stdout.readline())
         assert is_alive(pid)
