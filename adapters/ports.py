@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 HOST = "127.0.0.1"
-_LISTEN = "0A"  # the state's number in /proc/net/tcp
+_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_LISTEN = "0A"  # the state's number in these tables
 # Addresses that take connections to HOST, as /proc/net/tcp and tcp6 write them (in the order of a little-endian host).
 _REACHES_HOST = {"0100007F", "00000000", "0" * 32, "0000000000000000FFFF00000100007F"}
 
@@ -48,7 +49,7 @@ def who_listens(port: int) -> str:
 def _listening_sockets(port: int) -> set[str]:
     """The inodes of the sockets that take connections to HOST on the port."""
     found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+    for table in _TABLES:
         with contextlib.suppress(OSError), open(table) as file:
             next(file, None)  # the heading
             for fields in map(str.split, file):

@@ -298,6 +298,13 @@ def test_only_an_engine_that_was_never_ready_is_told_to_stay_in_the_foreground()
     assert "memory runs out" in exit_hint(137, was_ready=True)
 
 
+async def test_a_system_without_proc_starts_engines_all_the_same(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adapters.supervise.IS_LINUX", False)
+    monkeypatch.setattr("adapters.ports._TABLES", ("/nowhere/tcp",))
+    async with twin.process() as process:
+        assert process.is_running
+
+
 def test_ends_that_a_shell_tells_are_translated() -> None:
     assert describe_exit(137) == "ended with exit code 137 (SIGKILL)"
     assert describe_exit(255) == "ended with exit code 255"
