@@ -304,15 +304,14 @@ class CallReader:
     def __init__(self, inner: _CountingReader, calls: CallChunks) -> None:
         self._inner = inner
         self._calls = calls
-        self._has_enough = False
 
     @property
     def is_cut(self) -> bool:
-        return self._has_enough or self._inner.is_cut
+        return self._calls.has_enough or self._inner.is_cut
 
     @property
     def is_done(self) -> bool:
-        return self._has_enough or self._inner.is_done
+        return self._calls.has_enough or self._inner.is_done
 
     @property
     def num_chunks(self) -> int:
@@ -321,12 +320,11 @@ class CallReader:
     def feed(self, data: bytes) -> Iterator[Chunk]:
         for chunk in self._inner.feed(data):
             yield from self._calls.feed(chunk)
-            if self._calls.is_over and chunk.finish_reason is None:
-                self._has_enough = True
+            if self._calls.has_enough:
                 return
 
     def finish(self) -> list[Chunk]:
-        if self._has_enough:
+        if self._calls.has_enough:
             return [Chunk(usage=self._inner.account())]
         return [passed for chunk in self._inner.finish() for passed in self._calls.feed(chunk)]
 

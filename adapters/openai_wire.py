@@ -291,7 +291,9 @@ class StreamReader:
         text = delta.content or choice.text or ""
         reasoning = delta.reasoning or delta.reasoning_content or ""
         reason = self._finish_reason(choice.finish_reason)
-        tool_calls = self._tool_calls(self._calls[index], delta.tool_calls, is_last=reason is not None)
+        tool_calls = None
+        if reason is not None or _holds_something(delta.tool_calls):
+            tool_calls = self._tool_calls(self._calls[index], delta.tool_calls, is_last=reason is not None)
         if reason in ("stop", "tool_calls") and self._calls[index].has_called:
             reason = self._reason_after_calls
         says_nothing = not text and not reasoning and tool_calls is None and reason is None

@@ -236,17 +236,19 @@ class CallChunks:
             for _ in range(num_choices)
         ]
         self._finished = [False] * num_choices
+        self._num_running = num_choices  # choices that the engine has not ended
 
     @property
-    def is_over(self) -> bool:
-        """Nothing more is wanted from the engine."""
-        return all(self._finished)
+    def has_enough(self) -> bool:
+        """Nothing more is wanted of the engine, which goes on."""
+        return all(self._finished) and self._num_running > 0
 
     def feed(self, chunk: Chunk) -> Iterator[Chunk]:
         if chunk.usage is not None:
             yield chunk
             return
         index = chunk.index
+        self._num_running -= chunk.finish_reason is not None
         if self._finished[index]:
             return
         parser = self._parsers[index]
@@ -304,7 +306,7 @@ async def with_tool_calls(
         async for chunk in chunks:
             for passed in calls.feed(chunk):
                 yield passed
-            if calls.is_over and chunk.finish_reason is None and chunk.usage is None:
+            if calls.has_enough:
                 break
         else:
             return

@@ -19,6 +19,7 @@ from adapters.tool_calls import TOOL_FIELDS, CallChunks, offered, with_tool_call
 from adapters.types import Chunk, Usage
 from tests.contract.conftest import CHAT, HTTP_ENGINES, GenerateSubject, HTTPSubject, chat, collect
 from tests.contract.replay import answer, engine, reasons_of, text_of
+from tests.contract.sglang_transcripts import native
 from tests.contract.tgi_transcripts import details, token
 from tests.contract.tool_formats import NOW, ROME, TIME, TOOLS, WEATHER, Call, template, told, write_tool_model, written
 from tests.contract.twin import Reply, Twin, events
@@ -433,8 +434,6 @@ async def test_where_one_call_is_wanted_the_engine_is_left_after_it(
 
 
 async def test_choices_of_one_stream_have_calls_of_their_own(tmp_path: Path) -> None:
-    from tests.contract.sglang_transcripts import native
-
     end = {"type": "stop"}
     first, second = written("hermes", [ROME]), "No call. " + written("hermes", [NOW])
     async with text_engine("sglang-native", write_tool_model(tmp_path, "hermes")) as subject:
@@ -452,6 +451,21 @@ async def test_choices_of_one_stream_have_calls_of_their_own(tmp_path: Path) -> 
         assert not set(calls[0].ids) & set(calls[1].ids)
         assert text_of(chunks) == "No call."
         assert sent_to(subject)["sampling_params"]["skip_special_tokens"] is False
+
+
+@pytest.mark.parametrize("cut_first", [False, True])
+async def test_of_several_choices_the_engine_is_left_when_each_has_called_or_ended(
+    cut_first: bool, tmp_path: Path
+) -> None:
+    called, ended = native(written("hermes", [ROME, NOW]), 9), native("No.", 2, {"type": "stop"}, index=1)
+    async with text_engine("sglang-native", write_tool_model(tmp_path, "hermes")) as subject:
+        subject.says(events([called, ended] if cut_first else [ended, called], done=False), "hold")
+        chunks = await collect(subject.adapter, chat(tools=TOOLS, n=2, parallel_tool_calls=False))
+        assert told(chunks).calls == [ROME]
+        assert text_of(chunks) == "No."
+        assert sorted(reasons_of(chunks)) == ["stop", "tool_calls"]
+        assert chunks[-1].usage is not None
+        await subject.twin.client_left(within_s=1)
 
 
 async def test_tgis_special_tokens_are_text_only_where_they_mark_a_call(tmp_path: Path) -> None:
@@ -556,7 +570,7 @@ async def test_what_makes_no_sense_or_cannot_be_kept_is_refused_by_name(
 # ------------------------------ our own engine
 
 
-async def native(folder: Path, tool_format: str, home: Path) -> EngineAdapter[Any]:
+async def own_engine(folder: Path, tool_format: str, home: Path) -> EngineAdapter[Any]:
     write_tiny_llama(folder, tiny_config(max_model_len=2048), chat_template=template(tool_format))
     cls = adapter_class("native")
     options = {"model": str(folder), "home": str(home), "kv_cache_mib": 16, "num_threads": 1}
@@ -564,7 +578,7 @@ async def native(folder: Path, tool_format: str, home: Path) -> EngineAdapter[An
 
 
 async def test_our_own_engine_takes_tools_where_its_models_template_does(tmp_path: Path, native_home: Path) -> None:
-    adapter = await native(tmp_path, "hermes", native_home)
+    adapter = await own_engine(tmp_path, "hermes", native_home)
     assert "tools" not in adapter.capabilities.parameters
     await adapter.start()
     try:
