@@ -448,6 +448,7 @@ TOOL: Mapping[str, Any] = {
     "function": {
         "name": "get_weather",
         "description": "The weather in a city.",
+        "strict": True,  # vLLM binds arguments to their schema only then
         "parameters": {"type": "object", "properties": _WEATHER, "required": ["city"], "additionalProperties": False},
     },
 }
