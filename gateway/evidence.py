@@ -106,7 +106,7 @@ class ProvenGoodput(Collector):
     def _rates(self, evidence: Evidence) -> Iterator[tuple[Replica, float]]:
         for replica in self._fleet.replicas:
             entry = entry_of(replica, self._names[replica.model], evidence.engines)
-            if entry is not None and entry.proven_rps is not None:
+            if entry is not None and entry.proven_rps:  # none at all is no capacity that load could be set against
                 yield replica, entry.proven_rps
 
     def _refresh(self) -> None:

@@ -106,6 +106,18 @@ async def test_a_race_of_other_models_gives_no_figures_and_says_so(
     assert "names none of this gateway's models" in str([vars(record) for record in caplog.records])
 
 
+@pytest.mark.parametrize("ci", [[0.0, 1.5], [None, None]])
+async def test_an_engine_that_was_proven_to_carry_nothing_has_no_figure(
+    start: Start, tmp_path: Path, ci: list[float | None]
+) -> None:
+    """Load divided by nothing is infinite, and an autoscaler would start all the pods that it may."""
+    write(tmp_path / "evidence.json", document({**NATIVE, "ci": ci}, {**NATIVE, "engine": "other"}))
+    gateway = await start(model(fake(), fake("other")), evidence=str(tmp_path / "evidence.json"))
+    assert [name for name in await proven(gateway) if "{" in name] == [
+        'goodgate_goodput_proven_rps{engine="fake",model="m",replica="other"}'
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
