@@ -46,7 +46,6 @@ class Result(Struct, frozen=True):
 
 class Report(Struct, frozen=True, kw_only=True):
     engine: str
-    variant: str = ""
     version: str = ""
     recognised_by: str = ""  # how the engine behind a url was told; empty where it was named
     model: str
