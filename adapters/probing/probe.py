@@ -183,6 +183,8 @@ async def observe_once(task: Task, lab: Lab, deadline: float) -> Observation:
         return unclear(f"no answer within {QUESTION_TIMEOUT_S:g} s")
     except GoodgateError as error:
         return from_error(error)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # a proof read what it took for OpenAI's
+        return Observation(Seen.FAILED, f"the answer has another shape than OpenAI's: {error!r}")
 
 
 async def widened(lab: Lab) -> Lab:

@@ -114,6 +114,16 @@ async def test_a_silent_engine_costs_one_question_its_time_and_not_the_probe(mon
     assert results["temperature"].verdict is Verdict.VERIFIED
 
 
+async def test_an_answer_of_another_shape_fails_its_capability_and_not_the_probe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(honest_engine.Adapter, "_logprobs", lambda *_: msgspec.Raw(b'{"content": [{"token": "a"}]}'))
+    results = await probed()
+    assert results["logprobs"].verdict is Verdict.CONTRADICTED
+    assert "another shape" in results["logprobs"].evidence
+    assert results["stop"].verdict is Verdict.VERIFIED
+
+
 # ------------------------------------------------------------------------------------------------------------ verdicts
 
 
