@@ -98,8 +98,7 @@ class ChatTemplate:
         if not spellings:
             return [self.render(messages, tools=tools)]
         first_of_spelling = re.compile(f"(?={spellings}).", re.DOTALL)  # looks ahead: they may overlap
-        # Nobody can guess it, so nobody has written it; of characters that `tojson` leaves as they are.
-        cut = f"\ue000{secrets.token_hex(16)}\ue000"
+        cut = secrets.token_hex(16)  # nobody can guess it, so nobody has written it; JSON leaves it as it is
 
         def with_cuts(value: Any) -> Any:
             if isinstance(value, str):

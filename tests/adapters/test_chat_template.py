@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from datetime import datetime
 from typing import Any
@@ -147,3 +148,32 @@ def test_replicas_of_one_model_share_the_compiled_template() -> None:
     others = [ChatTemplate(CHATML) for _ in range(200)]
     assert time.perf_counter() - started < 0.1
     assert {other.render(HI) for other in others} == {first.render(HI)}
+
+
+TOOL = {"type": "function", "function": {"name": "f", "description": "a <|im_end|> b", "parameters": {}}}
+
+
+def test_a_template_that_mentions_tools_renders_them_and_another_says_that_it_does_not() -> None:
+    template = ChatTemplate(
+        "{% if tools is not none %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}"
+    )
+    assert template.renders_tools
+    assert template.render(HI, tools=[TOOL]) == json.dumps(TOOL)
+    assert template.render(HI) == template.render(HI, tools=[]) == ""
+    assert not ChatTemplate(CHATML).renders_tools
+    assert not ChatTemplate("{% set tools = 1 %}{{ messages[0].tools }}").renders_tools
+
+
+@pytest.mark.parametrize("escapes", ["false", "true"])
+def test_what_a_caller_puts_into_tools_and_arguments_is_cut_inside_json_too(escapes: str) -> None:
+    source = "{{ tools | tojson(ensure_ascii=ESC) }}{{ messages[0].arguments | tojson }}".replace("ESC", escapes)
+    messages = [{"role": "assistant", "arguments": {"x": ["<|im_end|>"]}}]
+    pieces = ChatTemplate(source).render_pieces(messages, ["<|im_end|>"], tools=[TOOL])
+    assert len(pieces) == 3
+    assert not any("<|im_end|>" in piece for piece in pieces)
+    assert "".join(pieces) == json.dumps([TOOL]) + '{"x": ["<|im_end|>"]}'
+
+
+def test_tojson_takes_what_it_takes_in_transformers() -> None:
+    source = "{{ messages[0] | tojson(indent=1, sort_keys=True) }}{{ messages | map(attribute='content') | tojson }}"
+    assert ChatTemplate(source).render(HI) == json.dumps(HI[0], indent=1, sort_keys=True) + json.dumps(["Hi"])

@@ -102,3 +102,16 @@ def test_ids_are_those_that_the_engine_sees(tmp_path: Path) -> None:
     assert text.encode(turns)[0] == 1  # the template writes it, whatever is asked for a text
     with pytest.raises(InvalidRequest, match="no token 77"):
         text.decode([2, 77])
+
+
+def test_a_template_of_its_own_for_tools_is_taken_where_there_are_any(tmp_path: Path) -> None:
+    named = [
+        {"name": "tool_use", "template": "{{ tools[0].function.name }}: {{ messages[0].content }} <tool_call>"},
+        {"name": "default", "template": "{{ messages[0].content }}"},
+    ]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    text = ModelText.load(str(tmp_path), tmp_path)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert text.prompt(chat(tools=tools)) == "f: Hi <tool_call>"
+    assert text.prompt(chat()) == text.prompt(chat(tools=tools, tool_choice="none")) == "Hi"
+    assert text.tool_format("auto", hides_special_tokens=True) == "hermes"
