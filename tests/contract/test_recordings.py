@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from adapters.generate_http import GenerateReader
@@ -21,6 +22,7 @@ from adapters.registry import adapter_class
 from adapters.tgi import parse
 from adapters.types import Chunk, Usage
 from tests.contract.conftest import chat, completion
+from tests.contract.tgi_twin import TGITwin
 from tests.contract.tool_formats import told
 from tests.contract.twin import event, events
 
@@ -165,6 +167,57 @@ def test_a_whole_answer_of_tgis_openai_route_streamed_in_one_piece_reads_as_what
             own_reason = "length" if each["finish_reason"] == "length" else "stop"
             assert reasons_of(own) == ["tool_calls" if calls else own_reason]
         assert chunks[-1].usage == usage_of(reply["usage"])
+
+
+SHAPES = {
+    "test_flash_grammar_llama/test_flash_llama_grammar_json.json": (
+        "/generate",
+        {"inputs": "Once", "parameters": {"details": True}},
+    ),
+    "test_flash_qwen2/test_flash_qwen2.json": (
+        "/generate",
+        {"inputs": "Once", "parameters": {"details": True, "max_new_tokens": 5}},
+    ),
+    "test_completion_prompts/test_flash_llama_completion_single_prompt.json": ("/v1/completions", {"prompt": "Once"}),
+    "test_tools_llama/test_flash_llama_grammar_tools_choice_nostream.json": (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "Hi"}],
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {}}}}}],
+            "tool_choice": "required",
+        },
+    ),
+}
+# Written down by a client that fills in what was not sent.
+FILLED_IN = {"content", "best_of_sequences", "top_tokens"}
+
+
+def name_of(path: Path) -> str:
+    return "/".join(path.parts[-2:])
+
+
+def first_reply(path: Path) -> dict[str, Any]:
+    recorded = json.loads(path.read_text())
+    return recorded[0] if isinstance(recorded, list) else recorded
+
+
+@pytest.mark.parametrize("path", recordings("tgi/**/*.json", lambda path: name_of(path) in SHAPES))
+async def test_tgis_twin_answers_in_the_shape_of_the_recorded_replies(path: Path) -> None:
+    route, body = SHAPES[name_of(path)]
+    async with (
+        TGITwin() as tgi,
+        aiohttp.ClientSession() as client,
+        client.post(tgi.url + route, json=body) as response,
+    ):
+        answered = await response.json()
+    assert keys(answered) - FILLED_IN == keys(first_reply(path)) - FILLED_IN
+
+
+def keys(value: Any) -> set[str]:
+    """Every key, at whatever depth."""
+    if isinstance(value, dict):
+        return set(value) | {key for each in value.values() for key in keys(each)}
+    return {key for each in value for key in keys(each)} if isinstance(value, list) else set()
 
 
 def is_openai(path: Path) -> bool:
