@@ -57,9 +57,8 @@ class Subject(ABC):
     """One engine under test. Its adapter is made, but started by the test."""
 
     engine: str
-    refused: (
-        tuple[str, Any] | None
-    )  # a field that it cannot honour, with a value; None: it leaves that to somebody else
+    # A field that it cannot honour, with a value; None: it leaves that to somebody else.
+    refused: tuple[str, Any] | None
     adapter: EngineAdapter[Any]
     may_begin_empty: bool = False  # the first chunk of an answer may hold no text yet
     streams_choices: bool = True  # False: several choices come whole, so none can be left half-way
