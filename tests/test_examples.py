@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,9 +121,16 @@ def blocks() -> list[tuple[str, str]]:
     return MARKED.findall(GUIDE.read_text())
 
 
+def closed_up(text: str) -> str:
+    return re.sub(r"\n{3,}", "\n\n", text)
+
+
 @pytest.mark.parametrize(("file", "block"), blocks())
 def test_every_marked_block_of_the_guide_stands_in_its_file(file: str, block: str) -> None:
-    assert block.strip("\n") in (EXAMPLE / file).read_text(), f"{file} does not hold:\n{block}"
+    text = closed_up((EXAMPLE / file).read_text())
+    # A method stands further left on the page, and formatters of pages keep two functions further apart.
+    is_there = any(textwrap.indent(closed_up(block).strip(), "    " * depth) in text for depth in range(3))
+    assert is_there, f"{file} does not hold:\n{block}"
 
 
 def test_the_guide_shows_the_example() -> None:
