@@ -148,9 +148,9 @@ def offer(row: Row, column: Column) -> Offer:
 
 
 def all_columns() -> list[Column]:
-    """Engines that are started from here first, then those that are reached by url; both by name."""
+    """Engines that are started from here first, then those that are reached where they run; both by name."""
     columns = [each for name in engine_names() for each in columns_of(adapter_class(name), name)]
-    return sorted(columns, key=lambda column: (column.start == BY_URL, column.name))
+    return sorted(columns, key=lambda column: (column.start in (BY_URL, ELSEWHERE), column.name))
 
 
 def columns_of(adapter: AdapterClass, engine: str) -> Iterator[Column]:
@@ -182,7 +182,7 @@ def is_more(offered: Capabilities, plain: Capabilities) -> bool:
     return any(row.is_in(offered) and not row.is_in(plain) for _, rows in groups() for row in rows)
 
 
-BY_URL = "by url"
+BY_URL, ELSEWHERE = "by url", "elsewhere"
 
 
 def how_started(adapter: AdapterClass) -> str:
@@ -190,7 +190,9 @@ def how_started(adapter: AdapterClass) -> str:
         return "in process"
     if issubclass(adapter, Installable):
         return "installed"
-    return "built in" if issubclass(adapter, Launchable) else BY_URL
+    if issubclass(adapter, Launchable):
+        return "built in"
+    return BY_URL if "url" in adapter.Options.__struct_fields__ else ELSEWHERE
 
 
 def capabilities(adapter: AdapterClass, options: Options) -> Capabilities:

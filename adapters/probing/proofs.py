@@ -131,6 +131,8 @@ async def dimensions(lab: Lab) -> Observation:
     try:
         answer = await lab.adapter.embed(EmbeddingRequest(model=lab.model, input=[STORY], dimensions=DIMENSIONS))
     except InvalidRequest as error:
+        if "dimension" not in error.message:
+            raise
         return unclear(f"this model's size is fixed: {error.message}")
     return honoured_if(len(answer.vectors[0]) == DIMENSIONS, f"{len(answer.vectors[0])} numbers of {DIMENSIONS}")
 
@@ -303,7 +305,8 @@ def tamed(greedy: Answer, hot: Sequence[Answer], filtered: Sequence[Answer]) -> 
     if len(_texts(hot)) < len(hot):
         return unclear("hot answers are alike anyway")
     num_alike = max(Counter(answer.text for answer in [greedy, *filtered]).values())
-    return honoured_if(num_alike > 1, f"{num_alike} of {len(filtered)} hot answers and the greedy one are alike")
+    evidence = f"{num_alike} of {len(filtered) + 1} answers alike, the greedy one and {len(filtered)} hot ones"
+    return honoured_if(num_alike > 1, evidence)
 
 
 @proves("seed")
