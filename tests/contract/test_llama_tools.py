@@ -61,7 +61,7 @@ async def test_tools_without_a_place_in_the_chat_template_were_dropped_so_they_a
     twin: Twin, adapter: EngineAdapter[Any]
 ) -> None:
     twin.reply("/props", props(supports_tools=False))
-    with pytest.raises(UnsupportedParameter, match="'llama_cpp'.*'tool"):
+    with pytest.raises(UnsupportedParameter, match=r"'llama_cpp'.*'tool"):
         await collect(adapter, chat(tools=TOOLS, tool_choice="required"))
     assert not twin.bodies
     assert "response_format" in adapter.capabilities.parameters
