@@ -38,18 +38,19 @@ async def failure(subject: TwinSubject, reply: Reply) -> GoodgateError:
     return caught.value
 
 
-# What asks for silence, or for more than a token.
-PATIENCE_S = 0.25
+PATIENCE_S = 0.25  # where it is to run out; elsewhere a busy machine has all the time that it needs
 
 
 @pytest.mark.parametrize("name", BAD_ANSWERS)
 async def test_a_bad_answer_is_one_clean_error_and_the_next_request_is_answered(
-    twin_subject: TwinSubject, name: str
+    twin_subject: TwinSubject, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(engine_client, "LOOK_AFTER_S", 0.05)
     bad, adapter = BAD_ANSWERS[name], twin_subject.adapter
     if isinstance(twin_subject, GenerateSubject) and twin_subject.is_ensemble and name == "an end without a reason":
         pytest.skip("it ends so when it is done")
-    adapter.options.first_token_timeout_s = adapter.options.token_timeout_s = PATIENCE_S
+    if bad.kind is EngineTimeout:
+        adapter.options.first_token_timeout_s = adapter.options.token_timeout_s = PATIENCE_S
     reply = bad.reply(much(twin_subject, 3))
     twin_subject.twin.reply(twin_subject.path, reply)
     seen: list[Chunk] = []
@@ -85,7 +86,6 @@ ENDING = [name for name, bad in BAD_ANSWERS.items() if "hold" not in bad.reply(b
 @pytest.mark.parametrize("name", ENDING)
 async def test_a_bad_answer_to_a_question_is_one_clean_error_too(twin_subject: TwinSubject, name: str) -> None:
     adapter, can = twin_subject.adapter, twin_subject.adapter.capabilities
-    adapter.options.first_token_timeout_s = PATIENCE_S
     twin_subject.twin.answers_everything_with(BAD_ANSWERS[name].reply(much(twin_subject, 3)))
     questions = {
         "models": (True, lambda: adapter.models()),

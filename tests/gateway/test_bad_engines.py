@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from adapters.errors import EngineUnavailable, StreamInterrupted
+from adapters import engine_client
+from adapters.errors import EngineTimeout, EngineUnavailable, StreamInterrupted
 from tests.contract import transcripts
-from tests.contract.bad_answers import BAD_ANSWERS, LEAK
+from tests.contract.bad_answers import BAD_ANSWERS, LEAK, BadAnswer
 from tests.contract.twin import Reply, Twin, event, events
 from tests.gateway.rig import Gateway, Start, model, until
 
@@ -27,8 +28,17 @@ async def twin() -> AsyncIterator[Twin]:
         yield engine
 
 
-async def gateway_before(twin: Twin, start: Start, **options: Any) -> Gateway:
-    patience = {"first_token_timeout_s": 0.25, "token_timeout_s": 0.25}
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_client, "LOOK_AFTER_S", 0.05)
+
+
+IMPATIENT = {"first_token_timeout_s": 0.25, "token_timeout_s": 0.25}
+
+
+async def gateway_before(twin: Twin, start: Start, bad: BadAnswer | None = None, **options: Any) -> Gateway:
+    """Its patience is short where it is to run out; elsewhere a busy machine has all the time that it needs."""
+    patience = IMPATIENT if bad is not None and bad.kind is EngineTimeout else {}
     options = {"url": twin.url, "model": "served", **patience, **options}
     return await start(model({"engine": "vllm", "options": options}))
 
@@ -60,7 +70,7 @@ async def test_a_bad_answer_is_one_clean_error_and_is_counted_once(
     start: Start, twin: Twin, name: str, stream: bool
 ) -> None:
     bad = BAD_ANSWERS[name]
-    gateway = await gateway_before(twin, start)
+    gateway = await gateway_before(twin, start, bad)
     reply = bad.reply(FIRST)
     twin.reply(CHAT, reply)
     code = str(bad.kind.code)
@@ -81,7 +91,7 @@ async def test_a_bad_answer_is_one_clean_error_and_is_counted_once(
     await check_counters(gateway, code, status)
 
 
-# What an answer in one piece is for a stream that has broken off: it is no JSON.
+# What an answer in one piece is for a stream that has broken off, or does not end: it is no JSON, or no answer.
 INSTEAD_OF_JSON = {"engine_protocol_error", "stream_interrupted", "engine_timeout"}
 
 
@@ -93,7 +103,7 @@ async def test_a_bad_answer_to_a_question_is_told_and_counted_once_too(
     start: Start, twin: Twin, name: str, route: str, asked: dict[str, Any]
 ) -> None:
     bad = BAD_ANSWERS[name]
-    gateway = await gateway_before(twin, start, embeddings=route == "/v1/embeddings")
+    gateway = await gateway_before(twin, start, embeddings=route == "/v1/embeddings", **IMPATIENT)
     twin.reply(route, bad.reply(FIRST))
     status, body, _ = await gateway.post(route, {"model": "m", **asked})
     error = body["error"]
@@ -105,7 +115,7 @@ async def test_a_bad_answer_to_a_question_is_told_and_counted_once_too(
 
 
 async def test_after_every_bad_answer_the_same_gateway_serves_the_next_request(start: Start, twin: Twin) -> None:
-    gateway = await gateway_before(twin, start)
+    gateway = await gateway_before(twin, start, **IMPATIENT)
     for bad in BAD_ANSWERS.values():
         twin.reply(CHAT, bad.reply(FIRST))
         assert (await gateway.chat())[0] == bad.kind.status
