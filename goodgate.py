@@ -24,7 +24,7 @@ Example: goodgate models pull && goodgate serve, and elsewhere: goodgate chat 'W
 ROOMS: dict[str, str | None] = {
     "gateway.cli": None,
     "adapters.cli": "engines",
-    "adapters.models_cli": "models",
+    "adapters.models.models_cli": "models",
     "arena.cli": "arena",
 }
 TOP_LEVEL = {"serve": "gateway.cli", "chat": "gateway.cli", "doctor": "gateway.cli"}

@@ -16,12 +16,12 @@ from rich.text import Text
 
 from adapters.command_line import fail, parse_options, reported_errors
 from adapters.config import goodgate_home
-from adapters.kept_alive import Change, Ready, kept_alive, one_life
-from adapters.launch import EngineProcess, Installable, Launchable, launch
-from adapters.model_store import DEFAULT_MODEL
-from adapters.probe_cli import probe_command
-from adapters.progress import steps_on
-from adapters.recipes import Environment
+from adapters.launching.kept_alive import Change, Ready, kept_alive, one_life
+from adapters.launching.launch import EngineProcess, Installable, Launchable, launch
+from adapters.launching.progress import steps_on
+from adapters.launching.recipes import Environment
+from adapters.models.model_store import DEFAULT_MODEL
+from adapters.probing.probe_cli import probe_command
 from adapters.registry import UnknownEngine, adapter_class, engine_names
 
 app = typer.Typer(help="The engines that Goodgate can serve from.\n\nExample: goodgate engines install openvino")
@@ -70,7 +70,7 @@ def list_engines(
 
 def show_matrix(*, as_json: bool, as_markdown: bool) -> None:
     """What the adapters declare: nothing is asked of an engine."""
-    from adapters import matrix  # makes every adapter, which a mere list need not
+    from adapters.probing import matrix  # makes every adapter, which a mere list need not
 
     columns = matrix.all_columns()
     if as_json:

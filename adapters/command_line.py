@@ -15,7 +15,7 @@ import yaml
 from rich.console import Console
 
 from adapters.errors import GoodgateError
-from adapters.launch import describe_os_error
+from adapters.launching.launch import describe_os_error
 from adapters.registry import UnknownEngine
 
 errors = Console(stderr=True, markup=False, highlight=False)  # `goodgate[native]` is no style

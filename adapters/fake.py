@@ -3,11 +3,11 @@
     engine: fake
     options: {ttft_ms: 50, itl_ms: 10, tokens: 64, fail_rate: 0.1, fail_kinds: [cut]}
 
-In process it is an adapter like any other, and the shortest example of one; `python -m adapters.fake_server` serves
-the same dials over HTTP. Equal prompt, seed and choice give equal text. Which request fails is a function of `seed`
-and the request's id alone, so a run can be repeated (an embedding, which has no id, is known by its inputs). A token is
-one word; those that it says are its vocabulary, and any other has an id of its own but reads back as `<unk>`. Vectors
-count words: texts that share them lie close.
+In process it is an adapter like any other, and the shortest example of one; over HTTP the same dials are served by
+`python -m adapters.servers.fake_server`. Equal prompt, seed and choice give equal text. Which request fails is a
+function of `seed` and the request's id alone, so a run can be repeated (an embedding, which has no id, is known by
+its inputs). A token is one word; those that it says are its vocabulary, and any other has an id of its own but reads
+back as `<unk>`. Vectors count words: texts that share them lie close.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from adapters.errors import (
     Overloaded,
     StreamInterrupted,
 )
-from adapters.launch import Installation, Launchable, LaunchSpec
+from adapters.launching.launch import Installation, Launchable, LaunchSpec
 from adapters.types import (
     ChatRequest,
     Chunk,
@@ -49,7 +49,7 @@ from adapters.types import (
 )
 
 if TYPE_CHECKING:
-    from adapters.model_store import Model
+    from adapters.models.model_store import Model
 
 # error: fails before the first token. overloaded: says that it is full. error_event: reports a failure half way.
 # cut: drops the connection half way. stall: falls silent half way, until the caller leaves.
@@ -132,7 +132,7 @@ class Adapter(Launchable, EngineAdapter[FakeOptions]):
         flags = tuple(
             f"--{name.replace('_', '-')}={_as_flag(value)}" for name, value in msgspec.to_builtins(dials).items()
         )
-        argv = (sys.executable, "-m", "adapters.fake_server", f"--port={port}", *flags)
+        argv = (sys.executable, "-m", "adapters.servers.fake_server", f"--port={port}", *flags)
         package_root = {"PYTHONPATH": str(Path(__file__).parents[1])}
         return LaunchSpec(name="fake", argv=argv, env=package_root, port=port, ready_timeout_s=20)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters.openai_http import VLLM_ROUTES, HTTPOptions, OpenAIHTTPAdapter
-from adapters.openai_wire import Dialect
 from adapters.types import INFORMATIONAL, ChatRequest, CompletionRequest
+from adapters.wire.openai_http import VLLM_ROUTES, HTTPOptions, OpenAIHTTPAdapter
+from adapters.wire.openai_wire import Dialect
 
 FIELDS = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
 

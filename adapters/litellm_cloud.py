@@ -3,7 +3,7 @@
     engine: litellm_cloud
     options: {model: anthropic/claude-sonnet-4-5, api_key_env: ANTHROPIC_API_KEY}
 
-litellm runs in a process of its own (adapters/litellm_worker.py); nothing here imports it. Endpoints that speak OpenAI
+litellm runs in a process of its own (servers/litellm_worker.py); nothing here imports it. Endpoints that speak OpenAI
 are better served by `openai_compatible`, which adds no process and passes on what they send as it is.
 
 - Which fields are honoured is litellm's own account of the provider and model, asked for at the start; whatever else a
@@ -26,7 +26,6 @@ from msgspec import Meta, Struct
 
 from adapters.base import Capabilities, EngineAdapter, EngineOptions, Health, Load, ModelInfo
 from adapters.config import secret
-from adapters.engine_client import URL, Seconds
 from adapters.errors import (
     ContextLengthExceeded,
     EngineProtocolError,
@@ -37,10 +36,11 @@ from adapters.errors import (
     StreamInterrupted,
     UnsupportedParameter,
 )
-from adapters.litellm_process import CallFailed, Facts, Failure, LitellmProcess
-from adapters.openai_wire import Dialect, StreamReader, request_body
+from adapters.servers.litellm_process import CallFailed, Facts, Failure, LitellmProcess
 from adapters.types import ChatRequest, Chunk, EmbeddingRequest, Embeddings, GenerateRequest
-from adapters.wire_errors import as_failure, error_from_response
+from adapters.wire.engine_client import URL, Seconds
+from adapters.wire.openai_wire import Dialect, StreamReader, request_body
+from adapters.wire.wire_errors import as_failure, error_from_response
 
 ENGINE = "litellm_cloud"
 

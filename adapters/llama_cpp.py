@@ -32,18 +32,18 @@ import msgspec
 from msgspec import Struct
 
 from adapters.base import ModelInfo
-from adapters.engine_client import Post
 from adapters.errors import GoodgateError, InvalidRequest
-from adapters.launch import Installable
-from adapters.openai_http import (
+from adapters.launching.launch import Installable
+from adapters.types import ChatRequest, Chunk, CompletionRequest, GenerateRequest, TokenizeRequest, Tokens
+from adapters.wire.engine_client import Post
+from adapters.wire.openai_http import (
     EmbeddingOptions,
     LoadMetrics,
     OpenAIHTTPAdapter,
     SideRoutes,
 )
-from adapters.openai_wire import Dialect
-from adapters.side_routes import read_text
-from adapters.types import ChatRequest, Chunk, CompletionRequest, GenerateRequest, TokenizeRequest, Tokens
+from adapters.wire.openai_wire import Dialect
+from adapters.wire.side_routes import read_text
 
 LIMITS = {"max_tokens", "max_completion_tokens", "ignore_eos", "stop", "n"}
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"}

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from adapters.base import Capabilities, EngineAdapter, EngineOptions, Health, Load, ModelInfo
-from adapters.chat_template import ChatTemplate
 from adapters.config import goodgate_home
 from adapters.errors import (
     ContextLengthExceeded,
@@ -30,10 +29,11 @@ from adapters.errors import (
     InvalidRequest,
     StreamInterrupted,
 )
-from adapters.launch import Launchable
-from adapters.model_files import not_installed
-from adapters.model_store import ModelStore, is_store_name
-from adapters.tool_calls import (
+from adapters.launching.launch import Launchable
+from adapters.models.chat_template import ChatTemplate
+from adapters.models.model_files import not_installed
+from adapters.models.model_store import ModelStore, is_store_name
+from adapters.tools.tool_calls import (
     CallChunks,
     ToolParser,
     offered,
@@ -43,7 +43,7 @@ from adapters.tool_calls import (
     with_tool_calls,
     with_tools,
 )
-from adapters.tool_text import ToolFormat
+from adapters.tools.tool_text import ToolFormat
 from adapters.types import ChatRequest, Chunk, GenerateRequest, TokenizeRequest, Tokens, Usage
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from adapters.openai_http import EmbeddingOptions, OpenAIHTTPAdapter
-from adapters.openai_wire import Dialect
 from adapters.types import INFORMATIONAL, ChatRequest, CompletionRequest
+from adapters.wire.openai_http import EmbeddingOptions, OpenAIHTTPAdapter
+from adapters.wire.openai_wire import Dialect
 
 LIMITS = {"max_tokens", "max_completion_tokens", "stop", "n", "best_of"}
 SAMPLING = {"temperature", "top_p", "seed", "logit_bias", "presence_penalty", "frequency_penalty"}

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI, behind the thin OpenAI server of adapters/openvino_server.py in an environment of its own.
+"""OpenVINO GenAI, behind the thin OpenAI server of adapters/servers/openvino_server.py in an environment of its own.
 
 The server is ours, so its wire holds no surprises; the list below is what the server takes, which is what OpenVINO's
 continuous batching can honour. It tells no cached tokens, and has no log-probabilities, tools, structured output or
@@ -7,9 +7,9 @@ embeddings. Its routes for token ids are vLLM's.
 
 from __future__ import annotations
 
-from adapters.launch import Installable
-from adapters.openai_http import VLLM_ROUTES, HTTPOptions, LoadMetrics, OpenAIHTTPAdapter
-from adapters.openai_wire import Dialect
+from adapters.launching.launch import Installable
+from adapters.wire.openai_http import VLLM_ROUTES, HTTPOptions, LoadMetrics, OpenAIHTTPAdapter
+from adapters.wire.openai_wire import Dialect
 
 LIMITS = {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n"}
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed"}

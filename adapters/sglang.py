@@ -26,22 +26,22 @@ import msgspec
 from msgspec import Struct
 
 from adapters.config import goodgate_home
-from adapters.engine_client import Exchange, Post
 from adapters.errors import EngineFailed, GoodgateError, UnsupportedParameter
-from adapters.generate_http import GenerateReader, Parse, Piece, call_reader, token_count
-from adapters.model_text import ModelText, text_prompt
-from adapters.openai_http import (
+from adapters.models.model_text import ModelText, text_prompt
+from adapters.tools.tool_calls import Offer, ToolParser, call_schema, offered, with_tools
+from adapters.tools.tool_text import ToolFormat
+from adapters.types import ChatRequest, GenerateRequest, TokenizeRequest, Tokens, set_fields
+from adapters.wire.engine_client import Exchange, Post
+from adapters.wire.generate_http import GenerateReader, Parse, Piece, call_reader, token_count
+from adapters.wire.openai_http import (
     EmbeddingOptions,
     LoadMetrics,
     OpenAIHTTPAdapter,
     SideRoutes,
     serves_embeddings_only,
 )
-from adapters.openai_wire import Dialect
-from adapters.tool_calls import Offer, ToolParser, call_schema, offered, with_tools
-from adapters.tool_text import ToolFormat
-from adapters.types import ChatRequest, GenerateRequest, TokenizeRequest, Tokens, set_fields
-from adapters.wire_errors import error_from_response
+from adapters.wire.openai_wire import Dialect
+from adapters.wire.wire_errors import error_from_response
 
 LIMITS = {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n"}
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"}

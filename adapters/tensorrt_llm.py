@@ -21,9 +21,9 @@ from typing import ClassVar
 
 import msgspec
 
-from adapters.model_text import LocalTokenizer
-from adapters.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter, SideRoutes
-from adapters.openai_wire import Dialect
+from adapters.models.model_text import LocalTokenizer
+from adapters.wire.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter, SideRoutes
+from adapters.wire.openai_wire import Dialect
 
 LIMITS = {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n", "best_of"}
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"}

@@ -41,15 +41,15 @@ from msgspec import Raw, Struct
 
 from adapters.base import ModelInfo
 from adapters.config import goodgate_home
-from adapters.engine_client import Exchange, Post
 from adapters.errors import GoodgateError, InvalidRequest, UnsupportedParameter
-from adapters.generate_http import GenerateReader, Piece, StopCutter, call_reader, choices_apart, token_count
-from adapters.model_text import ModelText, text_prompt
-from adapters.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter, SideRoutes
-from adapters.openai_wire import Dialect, StreamReader, request_body
-from adapters.tool_calls import Offer, ToolParser, call_schema, offered, with_tools
-from adapters.tool_text import TOOL_TOKENS, ToolFormat
+from adapters.models.model_text import ModelText, text_prompt
+from adapters.tools.tool_calls import Offer, ToolParser, call_schema, offered, with_tools
+from adapters.tools.tool_text import TOOL_TOKENS, ToolFormat
 from adapters.types import ChatRequest, Chunk, GenerateRequest, TokenizeRequest, Tokens, Usage
+from adapters.wire.engine_client import Exchange, Post
+from adapters.wire.generate_http import GenerateReader, Piece, StopCutter, call_reader, choices_apart, token_count
+from adapters.wire.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter, SideRoutes
+from adapters.wire.openai_wire import Dialect, StreamReader, request_body
 
 COMMON = {"max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "n", "stop", "frequency_penalty"}
 DETAILS = {"logprobs", "top_logprobs"}

@@ -36,15 +36,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 from adapters.base import Capabilities, Health, Load, ModelInfo
-from adapters.engine_client import EngineClient, Exchange, HTTPOptions, Post
 from adapters.errors import GoodgateError
-from adapters.generate_http import GenerateReader, Piece, call_reader, choices_apart, token_count
-from adapters.load_metrics import LoadMetrics, told_fields
-from adapters.model_text import LocalTokenizer, text_prompt
-from adapters.side_routes import read_text
-from adapters.tool_calls import ToolParser, offered, with_tools
-from adapters.tool_text import ToolFormat
+from adapters.models.model_text import LocalTokenizer, text_prompt
+from adapters.tools.tool_calls import ToolParser, offered, with_tools
+from adapters.tools.tool_text import ToolFormat
 from adapters.types import Chunk, GenerateRequest
+from adapters.wire.engine_client import EngineClient, Exchange, HTTPOptions, Post
+from adapters.wire.generate_http import GenerateReader, Piece, call_reader, choices_apart, token_count
+from adapters.wire.load_metrics import LoadMetrics, told_fields
+from adapters.wire.side_routes import read_text
 
 LIMITS = {"max_tokens", "max_completion_tokens", "stop", "n"}
 SAMPLING = {"temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty"}

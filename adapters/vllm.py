@@ -24,16 +24,16 @@ from collections.abc import AsyncGenerator
 from typing import ClassVar
 
 from adapters.errors import InvalidRequest
-from adapters.launch import Installable
-from adapters.openai_http import (
+from adapters.launching.launch import Installable
+from adapters.types import Chunk, GenerateRequest
+from adapters.wire.openai_http import (
     VLLM_ROUTES,
     EmbeddingOptions,
     LoadMetrics,
     OpenAIHTTPAdapter,
     serves_embeddings_only,
 )
-from adapters.openai_wire import Dialect
-from adapters.types import Chunk, GenerateRequest
+from adapters.wire.openai_wire import Dialect
 
 LIMITS = {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n"}
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"}

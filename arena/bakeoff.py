@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import msgspec
 
 from adapters.errors import GoodgateError
-from adapters.launch import EngineProcess
+from adapters.launching.launch import EngineProcess
 from arena import audit, results
 from arena.loadgen import Limits, Progress, run_cell
 from arena.plan import CellPlan, PromptSource, Target, build_plan

@@ -21,8 +21,8 @@ import msgspec
 from rich.table import Table
 
 from adapters.errors import EngineError, GoodgateError
-from adapters.launch import EngineProcess
-from adapters.sse import EventSplitter
+from adapters.launching.launch import EngineProcess
+from adapters.wire.sse import EventSplitter
 
 WORDS = "time river stone market window garden engine letter winter summer bridge signal copper silver morning evening"
 WARM_UP_REQUESTS = 4

@@ -26,11 +26,11 @@ from rich.markup import escape
 
 from adapters.config import goodgate_home
 from adapters.errors import GoodgateError
-from adapters.model_store import DEFAULT_MODEL
+from adapters.models.model_store import DEFAULT_MODEL
 from adapters.registry import UnknownEngine, adapter_class
 
 if TYPE_CHECKING:
-    from adapters.launch import EngineProcess
+    from adapters.launching.launch import EngineProcess
     from arena.bakeoff import Contender
     from arena.results import RaceResult
     from arena.scenario import Scenario
@@ -279,7 +279,7 @@ async def _interruptible(running: Coroutine[Any, Any, RaceResult]) -> RaceResult
 
 def _engines(names: list[str], model: str, options: Mapping[str, Mapping[str, Any]]) -> list[Contender]:
     """Contenders that we start, each with its launch options: the named ones, or all that are installed."""
-    from adapters.model_store import ModelMissing, ModelStore
+    from adapters.models.model_store import ModelMissing, ModelStore
     from arena.bakeoff import Contender
     from arena.config import installations
 
@@ -314,7 +314,7 @@ def _engines(names: list[str], model: str, options: Mapping[str, Mapping[str, An
 
 
 def _process(name: str, home: Path, model: str, options: Mapping[str, Any]) -> EngineProcess:
-    from adapters.launch import launch
+    from adapters.launching.launch import launch
 
     return launch(name, home=home, model_name=model, options=options)
 

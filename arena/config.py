@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from adapters.launch import Installation, Launchable
+from adapters.launching.launch import Installation, Launchable
 from adapters.registry import adapter_class, engine_names
 from arena.scenario import FileWorkload, Scenario, ScenarioError, parse
 from arena.workload import read_prompts

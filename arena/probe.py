@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 
 from adapters.errors import EngineError, EngineFailed, EngineProtocolError, EngineUnavailable
-from adapters.sse import EventSplitter
+from adapters.wire.sse import EventSplitter
 from arena.plan import Prompt, PromptSource, Target
 
 PROBE_TOKENS = 8

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from adapters.errors import EngineProtocolError
-from adapters.sse import Event, EventSplitter
+from adapters.wire.sse import Event, EventSplitter
 from arena.spool import REASONING, TEXT, TOOL_CALL, Status
 
 MAX_HEAD_BYTES = 64 << 10

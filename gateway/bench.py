@@ -122,7 +122,9 @@ def _start_all(stack: ExitStack) -> list[Target]:
     """The fake engine, a gateway in front of it, and a gateway with a fake inside."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     dials = ["--ttft-ms", "0", "--itl-ms", "0", "--tokens", str(STREAM_TOKENS), "--model", "m"]
-    engine = stack.enter_context(_started([sys.executable, "-m", "adapters.fake_server", "--port", "0", *dials]))
+    engine = stack.enter_context(
+        _started([sys.executable, "-m", "adapters.servers.fake_server", "--port", "0", *dials])
+    )
     engine_port = int(_first_line(engine.stdout).split()[-1].rpartition(":")[2])
     remote = {"engine": "goodgate_peer", "options": {"url": f"http://127.0.0.1:{engine_port}", "model": "m"}}
     inside = {"engine": "fake", "options": {"ttft_ms": 0, "itl_ms": 0, "tokens": STREAM_TOKENS}}

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from adapters.errors import EngineUnavailable, GoodgateError, InvalidRequest, StreamInterrupted
-from adapters.sse import EventSplitter
+from adapters.wire.sse import EventSplitter
 
 CONNECT_TIMEOUT_S = 5.0
 NO_GATEWAY = "What answers there is no Goodgate; name the gateway's address with --url."

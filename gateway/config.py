@@ -23,7 +23,7 @@ from msgspec import Meta, Struct
 from adapters import registry
 from adapters.base import EngineAdapter, EngineOptions
 from adapters.errors import GoodgateError
-from adapters.launch import Launchable
+from adapters.launching.launch import Launchable
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]

@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from adapters import registry
 from adapters.errors import GoodgateError
-from adapters.launch import Launchable
-from adapters.model_store import DEFAULT_MODEL, ModelStore, is_store_name
+from adapters.launching.launch import Launchable
+from adapters.models.model_store import DEFAULT_MODEL, ModelStore, is_store_name
 from gateway.config import Config, ReplicaConfig, load_config
 from gateway.server import CannotListen, listen
 

@@ -9,7 +9,7 @@ await fleet.close()
 STARTING --> READY <--> UNHEALTHY --> FAILED      from FAILED there is no way back: to wait longer would not help
 
 A launched engine that ends by itself is UNHEALTHY until it has been started again, and FAILED when it goes on crashing
-(see adapters/kept_alive.py).
+(see adapters/launching/kept_alive.py).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from typing import Any
 import msgspec
 
 from adapters.base import EngineAdapter, Load
-from adapters.engine_client import launched_options
 from adapters.errors import EngineUnavailable, GoodgateError, ModelNotFound
-from adapters.kept_alive import Ready, Restarting, kept_alive
-from adapters.launch import EngineProcess, launch
-from adapters.model_store import ModelMissing
-from adapters.restart import Policy
+from adapters.launching.kept_alive import Ready, Restarting, kept_alive
+from adapters.launching.launch import EngineProcess, launch
+from adapters.launching.restart import Policy
+from adapters.models.model_store import ModelMissing
+from adapters.wire.engine_client import launched_options
 from gateway import logs
 from gateway.config import Config, FindAdapter, ModelConfig, ReplicaConfig, adapter_options
 

@@ -15,8 +15,8 @@ sys.path.insert(0, str(ROOT))
 
 import msgspec  # noqa: E402
 
-from adapters.matrix import all_columns, as_markdown  # noqa: E402
 from adapters.probing.faces import times_markdown, verdicts_markdown  # noqa: E402
+from adapters.probing.matrix import all_columns, as_markdown  # noqa: E402
 from adapters.probing.probe import Report  # noqa: E402
 
 PAGE = ROOT / "docs" / "engine-matrix.md"

@@ -2,7 +2,7 @@
 
     python scripts/measure_cloud.py --python .venv/cloud/bin/python
 
-It starts the scripted engine of adapters/fake_server.py and asks it through `openai_compatible` and through
+It starts the scripted engine of adapters/servers/fake_server.py and asks it through `openai_compatible` and through
 `litellm_cloud`. Printed: how long the worker takes to start and what it holds, how much later the first token comes,
 and how fast pieces pass when the engine does not wait between them.
 """
@@ -104,7 +104,7 @@ def resident_mib(adapter: Any) -> float:
 @contextmanager
 def fake_server(**dials: Any) -> Iterator[str]:
     flags = [word for name, value in dials.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    command = [sys.executable, "-m", "adapters.fake_server", "--port", "0", *flags]
+    command = [sys.executable, "-m", "adapters.servers.fake_server", "--port", "0", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.launch import free_port
+from adapters.launching.launch import free_port
 from tests.gateway.test_commands import await_ready, running, write_config
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -20,12 +20,12 @@ from msgspec import Struct
 
 from adapters.base import Capabilities, EngineAdapter, ModelInfo
 from adapters.errors import EngineUnavailable, GoodgateError
-from adapters.matrix import groups, request_fields
-from adapters.openai_http import OpenAIHTTPAdapter
 from adapters.probing.answers import Answer, Lab, fold
 from adapters.probing.life import PROMISES  # which registers its proofs
+from adapters.probing.matrix import groups, request_fields
 from adapters.probing.proofs import BRIEF, PROOFS, QUESTION, STORY
 from adapters.probing.verdicts import Observation, Seen, Verdict, from_error, judge, unclear
+from adapters.wire.openai_http import OpenAIHTTPAdapter
 
 RELAYS = frozenset({"goodgate_peer"})  # they declare what they pass on, whatever stands behind makes of it
 DEFAULT_TIMEOUT_S = 300.0

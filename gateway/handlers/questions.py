@@ -12,7 +12,7 @@ import asyncio
 from aiohttp import web
 
 from adapters.errors import InvalidRequest
-from adapters.side_answers import (
+from adapters.servers.side_answers import (
     decode_detokenize,
     decode_embedding,
     decode_tokenize,

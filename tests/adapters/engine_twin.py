@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.launch import EngineProcess, LaunchSpec, free_port
+from adapters.launching.launch import EngineProcess, LaunchSpec, free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -159,9 +159,9 @@ import asyncio, sys, threading
 sys.path.insert(0, sys.argv[1])
 from contextlib import aclosing
 from pathlib import Path
-from adapters.kept_alive import kept_alive
-from adapters.launch import EngineProcess, LaunchSpec
-from adapters.restart import Policy
+from adapters.launching.kept_alive import kept_alive
+from adapters.launching.launch import EngineProcess, LaunchSpec
+from adapters.launching.restart import Policy
 env, port, argv = {"PID_FOLDER": sys.argv[2]}, int(sys.argv[3]), tuple(sys.argv[5:])
 spec = LaunchSpec(name="twin", argv=argv, env=env, port=port, stop_grace_s=0.3)
 async def main():

@@ -18,7 +18,7 @@ from msgspec import Raw
 
 from adapters.base import Capabilities, EngineAdapter, EngineOptions, Health, Load, ModelInfo
 from adapters.errors import ContextLengthExceeded, InvalidRequest
-from adapters.matrix import request_fields
+from adapters.probing.matrix import request_fields
 from adapters.types import (
     ChatRequest,
     Chunk,

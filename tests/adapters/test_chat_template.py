@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from adapters.chat_template import MAX_SOURCE_CHARS, ChatTemplate
 from adapters.errors import EngineUnavailable, InvalidRequest
+from adapters.models.chat_template import MAX_SOURCE_CHARS, ChatTemplate
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
 

@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 
 from adapters.cli import app
 from adapters.command_line import parse_options
-from adapters.progress import steps_on
-from adapters.recipes import Environment, vllm
-from adapters.supervise import descendants
+from adapters.launching.progress import steps_on
+from adapters.launching.recipes import Environment, vllm
+from adapters.launching.supervise import descendants
 
 ROOT = Path(__file__).parents[2]
 

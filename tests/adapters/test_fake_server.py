@@ -20,10 +20,10 @@ import openai
 import pytest
 
 from adapters.fake import Adapter, FakeOptions
-from adapters.fake_server import Record, Server, take_request
-from adapters.launch import EngineProcess, free_port
-from adapters.model_store import Model
-from adapters.sse import EventSplitter
+from adapters.launching.launch import EngineProcess, free_port
+from adapters.models.model_store import Model
+from adapters.servers.fake_server import Record, Server, take_request
+from adapters.wire.sse import EventSplitter
 
 BODY = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -179,7 +179,7 @@ async def test_the_program_prints_its_port_writes_its_record_and_stops_on_a_sign
     path = tmp_path / "sent.jsonl"
     arguments = ["--port", "0", "--ttft-ms=1", "--itl-ms", "1", "--tokens", "3", "--record", str(path)]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "adapters.fake_server", *arguments, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "adapters.servers.fake_server", *arguments, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     port = int(await asyncio.wait_for(process.stdout.readline(), 20))
@@ -194,7 +194,7 @@ async def test_the_program_prints_its_port_writes_its_record_and_stops_on_a_sign
 
 async def test_a_dial_out_of_range_is_misuse() -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "adapters.fake_server", "--fail-rate", "2", stderr=asyncio.subprocess.PIPE
+        sys.executable, "-m", "adapters.servers.fake_server", "--fail-rate", "2", stderr=asyncio.subprocess.PIPE
     )
     _, stderr = await process.communicate()
     assert process.returncode == 2

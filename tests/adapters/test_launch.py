@@ -17,10 +17,10 @@ import aiohttp
 import msgspec
 import pytest
 
-from adapters.engine_log import KEPT, open_log, telling_lines
 from adapters.errors import EngineUnavailable
 from adapters.fake import Adapter
-from adapters.launch import EngineProcess, LaunchSpec, describe_exit, exit_hint, free_port, launch
+from adapters.launching.engine_log import KEPT, open_log, telling_lines
+from adapters.launching.launch import EngineProcess, LaunchSpec, describe_exit, exit_hint, free_port, launch
 from tests.adapters.engine_twin import Twin, parent_of, until
 
 
@@ -299,8 +299,8 @@ def test_only_an_engine_that_was_never_ready_is_told_to_stay_in_the_foreground()
 
 
 async def test_a_system_without_proc_starts_engines_all_the_same(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adapters.supervise.IS_LINUX", False)
-    monkeypatch.setattr("adapters.ports._TABLES", ("/nowhere/tcp",))
+    monkeypatch.setattr("adapters.launching.supervise.IS_LINUX", False)
+    monkeypatch.setattr("adapters.launching.ports._TABLES", ("/nowhere/tcp",))
     async with twin.process() as process:
         assert process.is_running
 

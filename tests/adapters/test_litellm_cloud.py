@@ -20,7 +20,6 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from adapters import litellm_worker
 from adapters.conformance import chat as _chat
 from adapters.conformance import check_order, completion
 from adapters.errors import (
@@ -38,8 +37,9 @@ from adapters.errors import (
     UnsupportedParameter,
 )
 from adapters.litellm_cloud import Adapter, CloudOptions, capabilities
-from adapters.litellm_process import CallFailed, Facts
-from adapters.litellm_worker import HOW, MALICIOUS, PINNED, WINDOW, Unusable, describe, import_litellm
+from adapters.servers import litellm_worker
+from adapters.servers.litellm_process import CallFailed, Facts
+from adapters.servers.litellm_worker import HOW, MALICIOUS, PINNED, WINDOW, Unusable, describe, import_litellm
 from adapters.types import ChatRequest, Chunk, EmbeddingRequest, GenerateRequest
 from gateway.config import adapter_options, parse_config
 from gateway.config import describe as describe_config

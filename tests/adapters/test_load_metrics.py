@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adapters.base import Load
-from adapters.load_metrics import LoadMetrics, read_load, told_fields
+from adapters.wire.load_metrics import LoadMetrics, read_load, told_fields
 
 
 def test_a_label_picks_its_own_values_and_their_sets_add_up() -> None:

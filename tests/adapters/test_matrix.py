@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from adapters.base import Capabilities
 from adapters.cli import app
-from adapters.matrix import (
+from adapters.probing.matrix import (
     PARAMETERS,
     Column,
     Offer,

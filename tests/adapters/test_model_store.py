@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from adapters import model_store
 from adapters.errors import GoodgateError
-from adapters.model_store import ModelMissing, ModelStore, ModelStoreError, PackagedModel
+from adapters.models import model_store
+from adapters.models.model_store import ModelMissing, ModelStore, ModelStoreError, PackagedModel
 from tests.native_engine.tiny_llama import write_tiny_llama
 
 

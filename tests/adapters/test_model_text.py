@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from adapters.errors import EngineUnavailable, InvalidRequest
-from adapters.model_store import ModelMissing
-from adapters.model_text import ModelText
+from adapters.models.model_store import ModelMissing
+from adapters.models.model_text import ModelText
 from adapters.types import TokenizeRequest
 from tests.contract.conftest import chat
 from tests.contract.word_model import write_word_model

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from adapters.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest, StreamInterrupted
-from adapters.model_files import check_model
-from adapters.model_store import DEFAULT_MODEL, ModelStore, ModelStoreError
+from adapters.models.model_files import check_model
+from adapters.models.model_store import DEFAULT_MODEL, ModelStore, ModelStoreError
 from adapters.native import LONG_PROMPT_CHARS, Adapter, NativeOptions, params_of
 from adapters.types import ChatRequest, Chunk, CompletionRequest, GenerateRequest
 from tests.native_engine.tiny_llama import CHAT_CONTEXT, write_tiny_chat_llama, write_tiny_llama

@@ -21,10 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.errors import ContextLengthExceeded, InvalidRequest
-from adapters.launch import free_port
-from adapters.openvino_server import make_jobs
-from adapters.openvino_text import TextStream
-from adapters.openvino_worker import Job, generation_config
+from adapters.launching.launch import free_port
+from adapters.servers.openvino_server import make_jobs
+from adapters.servers.openvino_text import TextStream
+from adapters.servers.openvino_worker import Job, generation_config
 from adapters.types import decode_completion
 
 pytest.importorskip("numpy", reason="the twin hands out numpy arrays, as the library does")
@@ -76,7 +76,15 @@ def running_server(folder: Path) -> Iterator[Running]:
     model, cancelled, port = folder / "model.gguf", folder / "cancelled", free_port()
     model.write_bytes(b"GGUF")
     env = {**os.environ, "PYTHONPATH": f"{TWIN}{os.pathsep}{ROOT}", "TWIN_CANCELLED": str(cancelled)}
-    command = [sys.executable, "-m", "adapters.openvino_server", "--model", str(model), "--served-model-name", MODEL]
+    command = [
+        sys.executable,
+        "-m",
+        "adapters.servers.openvino_server",
+        "--model",
+        str(model),
+        "--served-model-name",
+        MODEL,
+    ]
     command += ["--port", str(port), "--threads", "1", "--max-model-len", str(MAX_MODEL_LEN)]
     with subprocess.Popen(command, env=env) as process:
         server = Running(process, port, cancelled)
@@ -275,7 +283,7 @@ def test_a_pipeline_that_crashes_ends_open_streams_with_an_error_and_the_server_
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty.gguf").touch()
-    command = [sys.executable, "-m", "adapters.openvino_server", "--model", str(tmp_path / "empty.gguf")]
+    command = [sys.executable, "-m", "adapters.servers.openvino_server", "--model", str(tmp_path / "empty.gguf")]
     command += ["--served-model-name", MODEL, "--port", str(free_port()), "--threads", "1"]
     env = {**os.environ, "PYTHONPATH": f"{TWIN}{os.pathsep}{ROOT}"}
     result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from adapters import fake_server
 from adapters.cli import app
 from adapters.errors import EngineFailed, EngineTimeout, EngineUnavailable, InvalidRequest, Overloaded
 from adapters.fake import FakeOptions
@@ -23,6 +22,7 @@ from adapters.probing.probe import Report, Result, probe
 from adapters.probing.recognise import recognise, tell
 from adapters.probing.verdicts import MEANINGS, Seen, Verdict, from_error, judge
 from adapters.registry import adapter_class
+from adapters.servers import fake_server
 from adapters.types import Chunk
 from tests.adapters import honest_engine
 from tests.contract.twin import Reply, Twin

@@ -15,9 +15,9 @@ import pytest
 
 from adapters.config import goodgate_home
 from adapters.errors import EngineUnavailable, InvalidRequest
-from adapters.launch import launch
-from adapters.model_store import DEFAULT_MODEL, Model, ModelMissing
-from adapters.recipes import Environment, InstallFailed, llama_cpp, native, openvino, vllm
+from adapters.launching.launch import launch
+from adapters.launching.recipes import Environment, InstallFailed, llama_cpp, native, openvino, vllm
+from adapters.models.model_store import DEFAULT_MODEL, Model, ModelMissing
 
 PACKAGES = {"acme-engine": "1.2", "torch": "9"}
 
@@ -228,7 +228,7 @@ def test_openvino_s_path_holds_our_adapters_and_nothing_else_of_ours(tmp_path: P
     for _ in range(2):
         spec.prepare()
     assert [entry.name for entry in path.iterdir()] == ["adapters"]
-    assert (path / "adapters" / "openvino_server.py").is_file()
+    assert (path / "adapters" / "servers" / "openvino_server.py").is_file()
 
 
 def test_our_own_engine_is_started_as_a_gateway_that_serves_one_model(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.errors import EngineUnavailable
-from adapters.kept_alive import Change, GaveUp, Ready, Restarting, kept_alive
-from adapters.launch import EngineProcess
-from adapters.restart import DEFAULT, Crashes, Policy
+from adapters.launching.kept_alive import Change, GaveUp, Ready, Restarting, kept_alive
+from adapters.launching.launch import EngineProcess
+from adapters.launching.restart import DEFAULT, Crashes, Policy
 from tests.adapters.engine_twin import Twin, parent_of, until
 
 AT_ONCE = Policy(first_delay_s=0, last_delay_s=0)

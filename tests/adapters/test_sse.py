@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.errors import EngineProtocolError
-from adapters.sse import Event, EventSplitter, encode
+from adapters.wire.sse import Event, EventSplitter, encode
 
 
 def feed_all(splitter: EventSplitter, reads: Iterable[bytes]) -> list[Event]:

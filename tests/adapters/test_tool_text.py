@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.chat_template import ChatTemplate
-from adapters.tool_text import FORMATS, MARKERS, CallBegun, Said, ToolFormat, ToolText, format_of, mistral_id
+from adapters.models.chat_template import ChatTemplate
+from adapters.tools.tool_text import FORMATS, MARKERS, CallBegun, Said, ToolFormat, ToolText, format_of, mistral_id
 from tests.contract.test_recordings import FOLDER
 from tests.contract.tool_formats import NOW, ROME, Answer, Call, folded, read_whole, template, written
 

@@ -33,7 +33,7 @@ def arena(*arguments: str, home: Path | None = None) -> subprocess.CompletedProc
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    command = [sys.executable, "-m", "adapters.fake_server", "--ttft-ms", "30", "--itl-ms", "5"]
+    command = [sys.executable, "-m", "adapters.servers.fake_server", "--ttft-ms", "30", "--itl-ms", "5"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"

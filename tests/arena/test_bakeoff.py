@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.launch import EngineProcess, LaunchSpec, free_port
+from adapters.launching.launch import EngineProcess, LaunchSpec, free_port
 from arena.bakeoff import Contender, RaceCard, race
 from arena.check import check_run
 from arena.loadgen import Progress
@@ -60,7 +60,7 @@ class Log:
 @contextmanager
 def scripted(*arguments: str) -> Iterator[str]:
     """A fake engine in a process of its own; its url."""
-    command = [sys.executable, "-m", "adapters.fake_server", "--port", "0", *arguments]
+    command = [sys.executable, "-m", "adapters.servers.fake_server", "--port", "0", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
@@ -179,11 +179,11 @@ def test_the_files_of_a_race_check_out_until_one_is_touched(raced: tuple[RaceRes
 
 @pytest.mark.slow
 def test_engines_that_do_not_start_or_die_are_told_with_their_last_words_and_the_race_goes_on(tmp_path: Path) -> None:
-    server = [sys.executable, "-m", "adapters.fake_server", "--port", "PORT", *PACE]
+    server = [sys.executable, "-m", "adapters.servers.fake_server", "--port", "PORT", *PACE]
     dies = (
         "import os, sys, threading, runpy; threading.Timer(2.5, lambda: (print('fatal: out of luck', flush=True), "
         "os._exit(7))).start(); sys.argv = ['fake', *sys.argv[1:]]; "
-        "runpy.run_module('adapters.fake_server', run_name='__main__')"
+        "runpy.run_module('adapters.servers.fake_server', run_name='__main__')"
     )
     contenders = [
         launched("broken", sys.executable, "-c", "raise SystemExit('error: no such model')"),
@@ -211,7 +211,7 @@ def test_in_the_second_round_engines_take_their_turns_in_reverse_and_only_one_is
     server = [
         sys.executable,
         "-m",
-        "adapters.fake_server",
+        "adapters.servers.fake_server",
         "--port",
         "PORT",
         "--ttft-ms",
@@ -246,7 +246,7 @@ def test_in_the_second_round_engines_take_their_turns_in_reverse_and_only_one_is
 
 
 def test_an_interrupted_race_stops_its_engines_and_keeps_what_it_has(tmp_path: Path) -> None:
-    server = [sys.executable, "-m", "adapters.fake_server", "--port", "PORT", *PACE]
+    server = [sys.executable, "-m", "adapters.servers.fake_server", "--port", "PORT", *PACE]
     started: list[EngineProcess] = []
     contender = launched("solo", *server)
     assert contender.process is not None
@@ -302,7 +302,7 @@ def test_three_invalid_cells_in_a_row_end_a_turn_and_only_an_engine_without_a_va
         return read_cell(store, cell_id, scenario)
 
     monkeypatch.setattr("arena.bakeoff.judge_cell", mostly_late)
-    server = [sys.executable, "-m", "adapters.fake_server", "--port", "PORT", *PACE, "--max-concurrent", "4"]
+    server = [sys.executable, "-m", "adapters.servers.fake_server", "--port", "PORT", *PACE, "--max-concurrent", "4"]
     text = SCENARIO.replace("duration_s: 0.9", "duration_s: 0.2") + "rounds: 2\n"
     log = Log()
 

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from adapters.errors import EngineError, EngineFailed, EngineProtocolError, EngineUnavailable
-from adapters.launch import free_port
+from adapters.launching.launch import free_port
 from arena.plan import Prompt, Target
 from arena.probe import PROBE_TOKENS, is_alive, probe, warm_up
 

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from adapters import engine_client
 from adapters.base import Load
 from adapters.errors import EngineError, EngineFailed, EngineProtocolError, EngineTimeout, GoodgateError
 from adapters.types import Chunk, EmbeddingRequest, TokenizeRequest
+from adapters.wire import engine_client
 from tests.contract.bad_answers import BAD_ANSWERS, LEAK
 from tests.contract.conftest import GenerateSubject, TwinSubject, chat, collect
 from tests.contract.twin import Reply, event

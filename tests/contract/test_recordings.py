@@ -16,11 +16,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from adapters.generate_http import GenerateReader
-from adapters.openai_wire import StreamReader
 from adapters.registry import adapter_class
 from adapters.tgi import parse
 from adapters.types import Chunk, Usage
+from adapters.wire.generate_http import GenerateReader
+from adapters.wire.openai_wire import StreamReader
 from tests.contract.conftest import chat, completion
 from tests.contract.tgi_twin import TGITwin
 from tests.contract.tool_formats import told

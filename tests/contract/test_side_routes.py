@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters import engine_client
 from adapters.base import EngineAdapter, Load
 from adapters.errors import (
     ContextLengthExceeded,
@@ -30,6 +29,7 @@ from adapters.errors import (
 )
 from adapters.registry import adapter_class
 from adapters.types import EmbeddingRequest, TokenizeRequest, Tokens
+from adapters.wire import engine_client
 from tests.contract.sides import EMBEDDINGS, LLAMA_TOO_LONG, MODEL, OWN_TEXT, SIDES, TURNS, VLLM_TOKENS, Side
 from tests.contract.twin import Reply, Twin
 

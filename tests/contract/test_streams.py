@@ -13,9 +13,9 @@ from adapters.errors import (
     EngineProtocolError,
     StreamInterrupted,
 )
-from adapters.openai_wire import StreamReader
 from adapters.registry import adapter_class
 from adapters.types import Chunk, Usage
+from adapters.wire.openai_wire import StreamReader
 from tests.contract import sglang_transcripts, tensorrt_transcripts
 from tests.contract.conftest import (
     CHAT,

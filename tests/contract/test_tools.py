@@ -15,7 +15,7 @@ from adapters.base import EngineAdapter
 from adapters.conformance import conforming
 from adapters.errors import EngineProtocolError, EngineUnavailable, InvalidRequest, UnsupportedParameter
 from adapters.registry import adapter_class
-from adapters.tool_calls import TOOL_FIELDS, CallChunks, offered, with_tool_calls
+from adapters.tools.tool_calls import TOOL_FIELDS, CallChunks, offered, with_tool_calls
 from adapters.types import Chunk, Usage
 from tests.contract.conftest import CHAT, HTTP_ENGINES, GenerateSubject, HTTPSubject, chat, collect
 from tests.contract.replay import answer, engine, reasons_of, text_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from adapters import engine_client
 from adapters.errors import EngineTimeout, EngineUnavailable, StreamInterrupted
+from adapters.wire import engine_client
 from tests.contract import transcripts
 from tests.contract.bad_answers import BAD_ANSWERS, LEAK, BadAnswer
 from tests.contract.twin import Reply, Twin, event, events

@@ -19,10 +19,10 @@ import pytest
 
 from adapters.fake import Adapter as FakeAdapter
 from adapters.goodgate_peer import Adapter as Peer
-from adapters.launch import LaunchSpec
-from adapters.model_store import Model
-from adapters.restart import Policy
-from adapters.supervise import descendants
+from adapters.launching.launch import LaunchSpec
+from adapters.launching.restart import Policy
+from adapters.launching.supervise import descendants
+from adapters.models.model_store import Model
 from gateway.fleet import Replica, State
 from tests.gateway.rig import Gateway, Start, fake, model, until
 

@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters.launch import Launchable, free_port
-from adapters.model_store import DEFAULT_MODEL, ModelStore
+from adapters.launching.launch import Launchable, free_port
+from adapters.models.model_store import DEFAULT_MODEL, ModelStore
 from adapters.probing.probe import Report
 from adapters.registry import adapter_class
 

@@ -18,7 +18,7 @@ def model_path() -> Path:
     home = Path(os.environ.get("GOODGATE_HOME", ".goodgate")).resolve()
     path = home / "models" / MODEL / "model.gguf"
     if not path.exists():
-        from adapters.model_store import ModelStore
+        from adapters.models.model_store import ModelStore
 
         return ModelStore(home).pull(MODEL).path
     return path

@@ -17,14 +17,14 @@ import msgspec
 from msgspec import Struct
 
 from adapters.base import Capabilities, EngineAdapter, Health, Load, ModelInfo
-from adapters.engine_client import EngineClient, Exchange, HTTPOptions
 from adapters.errors import EngineProtocolError, GoodgateError, StreamInterrupted
-from adapters.generate_http import choices_apart
-from adapters.launch import Installation, Launchable, LaunchSpec
-from adapters.model_store import Model
-from adapters.openai_wire import max_pieces
+from adapters.launching.launch import Installation, Launchable, LaunchSpec
+from adapters.models.model_store import Model
 from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Usage, set_fields
-from adapters.wire_errors import stream_error
+from adapters.wire.engine_client import EngineClient, Exchange, HTTPOptions
+from adapters.wire.generate_http import choices_apart
+from adapters.wire.openai_wire import max_pieces
+from adapters.wire.wire_errors import stream_error
 
 # What Acme honours, and how it calls it. Anything else is refused by name, because Acme would ignore it.
 NAMES = {"temperature": "heat", "seed": "dice", "top_k": "width"}

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI, in an environment of its own, behind the thin server of adapters/openvino_server.py.
+"""OpenVINO GenAI, in an environment of its own, behind the thin server of adapters/servers/openvino_server.py.
 
 The library installs in seconds and reads GGUF files directly (Q4_0, Q4_1, Q8_0, F16). It has no server that could be
 installed beside it, so ours runs in its environment, with our `adapters` package and nothing else of ours on its path.
@@ -16,11 +16,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from adapters.errors import EngineUnavailable
-from adapters.launch import HOST, Installation, LaunchSpec
-from adapters.recipes import Environment, Say, num_cores
+from adapters.launching.launch import HOST, Installation, LaunchSpec
+from adapters.launching.recipes import Environment, Say, num_cores
 
 if TYPE_CHECKING:
-    from adapters.model_store import Model
+    from adapters.models.model_store import Model
 
 ENGINE = "openvino"
 PACKAGES = {
@@ -30,8 +30,8 @@ PACKAGES = {
     "msgspec": "0.23.0",
     "uvloop": "0.23.0",
 }
-SERVER = "adapters.openvino_server"
-OUR_PACKAGE = Path(__file__).parents[1]
+SERVER = "adapters.servers.openvino_server"
+OUR_PACKAGE = Path(__file__).parents[2]
 
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

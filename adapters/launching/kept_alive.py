@@ -5,7 +5,7 @@
             ...                                # Ready, or Restarting with its reason and delay
 
 Leaving the block stops the engine, whatever it is doing: loading, serving, or waiting for its next start. When to try
-again, and when to give up, is decided in adapters/restart.py. A first start that fails for any reason but the engine's
+again, and when to give up, is decided in launching/restart.py. A first start that fails for any reason but the engine's
 own crash is not repeated: a wrong option, a missing model or a taken port would be as wrong a second later.
 """
 
@@ -18,8 +18,8 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from adapters.errors import EngineUnavailable
-from adapters.launch import EngineCrashed, EngineProcess
-from adapters.restart import DEFAULT, Crashes, Policy
+from adapters.launching.launch import EngineCrashed, EngineProcess
+from adapters.launching.restart import DEFAULT, Crashes, Policy
 
 # The engine refuses its command line (the convention of argparse, and of shells), or it cannot be run, or is not there.
 _REFUSALS = (2, 126, 127)

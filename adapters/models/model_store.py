@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct
 
 from adapters.errors import EngineUnavailable
-from adapters.model_files import ModelStoreError, check_model, export_hf
+from adapters.models.model_files import ModelStoreError, check_model, export_hf
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 MANIFEST = "manifest.json"

@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Struct
 
 from adapters.errors import GoodgateError
-from adapters.launch import Installation
+from adapters.launching.launch import Installation
 
 Say = Callable[[str], None]
 MARKER = "installed.json"

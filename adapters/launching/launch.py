@@ -3,13 +3,13 @@
     async with launch("llama_cpp", home=home, model_name="smollm2-135m-instruct") as process:
         ...                                   # the engine answers at process.url
 
-What is launched is data, a `LaunchSpec`, which an engine's recipe (adapters/recipes) makes. What this module promises:
+What is launched is data, a `LaunchSpec`, which an engine's recipe (launching/recipes) makes. What this module promises:
 - `start` returns when the engine, and nobody else, answers on its readiness path. It raises `EngineUnavailable` with
   the exit code, the last telling lines of the log and the log's path when it dies or is late.
 - `stop` ends the engine and everything it has started: TERM, then KILL after the grace. Safe at any time, and twice.
-- Nothing of the engine outlives this process, even if this process is killed: see adapters/supervise.py.
+- Nothing of the engine outlives this process, even if this process is killed: see adapters/launching/supervise.py.
 
-One life of an engine is told here; adapters/kept_alive.py starts it again.
+One life of an engine is told here; adapters/launching/kept_alive.py starts it again.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 from msgspec import Struct
 
-from adapters.engine_log import is_full, open_log, read_tail, telling_lines
 from adapters.errors import EngineUnavailable, InvalidRequest
-from adapters.ports import HOST as HOST
-from adapters.ports import free_port as free_port
-from adapters.ports import held_by_others, who_listens
-from adapters.supervise import descendants
+from adapters.launching.engine_log import is_full, open_log, read_tail, telling_lines
+from adapters.launching.ports import HOST as HOST
+from adapters.launching.ports import free_port as free_port
+from adapters.launching.ports import held_by_others, who_listens
+from adapters.launching.supervise import descendants
 
 if TYPE_CHECKING:
     import aiohttp
 
-    from adapters.model_store import Model
+    from adapters.models.model_store import Model
 
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 LOG_LIMIT_BYTES = 64 << 20
@@ -85,7 +85,7 @@ class Launchable:
 
     @classmethod
     def recipe(cls) -> ModuleType:
-        return importlib.import_module(f"adapters.recipes.{cls.engine}")
+        return importlib.import_module(f"adapters.launching.recipes.{cls.engine}")
 
     @classmethod
     def installed(cls, home: Path) -> Installation:
@@ -145,7 +145,7 @@ def launch(
 
 
 def _model(adapter: type[Launchable], home: Path, name: str) -> Model:
-    from adapters.model_store import Model, ModelStore
+    from adapters.models.model_store import Model, ModelStore
 
     if not adapter.needs_model:
         return Model(name=name, path=home, format="gguf")

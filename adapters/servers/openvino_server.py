@@ -1,11 +1,11 @@
-"""A thin OpenAI server over OpenVINO GenAI. adapters/recipes/openvino.py starts it inside OpenVINO's own environment:
+"""A thin OpenAI server over OpenVINO GenAI. launching/recipes/openvino.py starts it inside OpenVINO's own environment:
 
-    python -m adapters.openvino_server --model FILE.gguf --served-model-name NAME --port 8000
+    python -m adapters.servers.openvino_server --model FILE.gguf --served-model-name NAME --port 8000
 
 Routes: `/v1/chat/completions` and `/v1/completions` (streaming or not), `/tokenize` and `/detokenize` as vLLM has them,
 `/v1/models`, `/version`, `/health`, `/metrics`. The port opens when the model is loaded. Fields that OpenVINO cannot
 honour are refused by name. A client that leaves stops its work. The pipeline runs in a process of its own
-(adapters/openvino_worker.py); this one speaks HTTP and turns text into token ids and back.
+(adapters/servers/openvino_worker.py); this one speaks HTTP and turns text into token ids and back.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from adapters.errors import (
     ModelNotFound,
     UnsupportedParameter,
 )
-from adapters.openvino_text import ModelText, TextStream, library_version
-from adapters.openvino_worker import Generation, Job, PipelineProcess, Settings
-from adapters.side_answers import decode_detokenize, decode_tokenize, text_answer, tokens_answer
+from adapters.servers.openvino_text import ModelText, TextStream, library_version
+from adapters.servers.openvino_worker import Generation, Job, PipelineProcess, Settings
+from adapters.servers.side_answers import decode_detokenize, decode_tokenize, text_answer, tokens_answer
 from adapters.types import (
     INFORMATIONAL,
     ChatRequest,
@@ -350,7 +350,9 @@ async def serve(arguments: argparse.Namespace) -> int:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m adapters.openvino_server", description="Serve a GGUF file.")
+    parser = argparse.ArgumentParser(
+        prog="python -m adapters.servers.openvino_server", description="Serve a GGUF file."
+    )
     parser.add_argument("--model", required=True, help="a GGUF file")
     parser.add_argument("--served-model-name", required=True)
     parser.add_argument("--host", default="127.0.0.1")

@@ -3,7 +3,7 @@
     path, file = open_log(home / "logs" / "vllm.log")      # the one before is now vllm.log.1
     telling_lines(read_tail(path))                         # what to quote when the engine has ended
 
-What bounds the disk: KEPT logs of earlier starts, and adapters/supervise.py cuts the one that is being written.
+What bounds the disk: KEPT logs of earlier starts, and launching/supervise.py cuts the one that is being written.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from adapters.errors import EngineUnavailable
-from adapters.launch import HOST, Installation, LaunchSpec
-from adapters.recipes import Environment, InstallFailed, Say, num_cores
+from adapters.launching.launch import HOST, Installation, LaunchSpec
+from adapters.launching.recipes import Environment, InstallFailed, Say, num_cores
 
 if TYPE_CHECKING:
-    from adapters.model_store import Model
+    from adapters.models.model_store import Model
 
 ENGINE = "llama_cpp"
 VERSION = "11434.0.0"

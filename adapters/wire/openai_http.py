@@ -5,9 +5,9 @@
         Options = HTTPOptions
         dialect = Dialect(parameters=frozenset({"max_tokens", "temperature"}))
 
-It joins the client of adapters/engine_client.py, which knows sockets and deadlines, with adapters/openai_wire.py, which
+It joins the client of wire/engine_client.py, which knows sockets and deadlines, with wire/openai_wire.py, which
 knows the words. An engine with a route of its own beside OpenAI's overrides `exchange`. What is asked beside generation
-(embeddings, token ids, a version) has its words in adapters/side_routes.py, and the class attribute `side_routes`.
+(embeddings, token ids, a version) has its words in adapters/wire/side_routes.py, and the class attribute `side_routes`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from adapters.base import Capabilities, EngineAdapter, Health, Load, ModelInfo
-from adapters.engine_client import EngineClient, Exchange, HTTPOptions, Post
 from adapters.errors import EngineUnavailable, GoodgateError, ModelNotFound
-from adapters.load_metrics import LoadMetrics, told_fields
-from adapters.openai_wire import Dialect, StreamReader, request_body
-from adapters.side_routes import (
-    EMBEDDINGS,
-    VLLM_ROUTES,
-    SideRoutes,
-    embedding_body,
-    read_embeddings,
-    read_text,
-    read_tokens,
-    text_body,
-)
 from adapters.types import (
     ChatRequest,
     Chunk,
@@ -43,6 +30,19 @@ from adapters.types import (
     GenerateRequest,
     TokenizeRequest,
     Tokens,
+)
+from adapters.wire.engine_client import EngineClient, Exchange, HTTPOptions, Post
+from adapters.wire.load_metrics import LoadMetrics, told_fields
+from adapters.wire.openai_wire import Dialect, StreamReader, request_body
+from adapters.wire.side_routes import (
+    EMBEDDINGS,
+    VLLM_ROUTES,
+    SideRoutes,
+    embedding_body,
+    read_embeddings,
+    read_text,
+    read_tokens,
+    text_body,
 )
 
 # All that an engine's module needs, in one place.

@@ -19,14 +19,14 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
-from adapters.engine_client import Reader
 from adapters.errors import EngineProtocolError, GoodgateError, StreamInterrupted
-from adapters.openai_wire import as_completion_logprobs, as_finish_reason, max_pieces
-from adapters.sse import Event, EventSplitter
-from adapters.tool_calls import CallChunks, Offer
-from adapters.tool_text import ToolFormat
+from adapters.tools.tool_calls import CallChunks, Offer
+from adapters.tools.tool_text import ToolFormat
 from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Usage
-from adapters.wire_errors import as_failure, stream_error
+from adapters.wire.engine_client import Reader
+from adapters.wire.openai_wire import as_completion_logprobs, as_finish_reason, max_pieces
+from adapters.wire.sse import Event, EventSplitter
+from adapters.wire.wire_errors import as_failure, stream_error
 
 HALF_CHARACTER = "\ufffd"  # what detokenizers write for bytes whose character is not complete yet
 

@@ -1,4 +1,4 @@
-"""The server's half of adapters/side_routes.py: bodies as clients send them, answers in OpenAI's and vLLM's shapes.
+"""The server's half of wire/side_routes.py: bodies as clients send them, answers in OpenAI's and vLLM's shapes.
 
 body = decode_embedding(data)                        # `InvalidRequest` names the field at fault
 answer = embedding_answer(await adapter.embed(body.request()), body.model, body.format)

@@ -16,14 +16,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from adapters.base import EngineAdapter
 from adapters.command_line import parse_options, reported_errors
 from adapters.config import goodgate_home, secret
-from adapters.engine_client import launched_options
 from adapters.errors import InvalidRequest
-from adapters.launch import Launchable, launch
-from adapters.model_store import DEFAULT_MODEL
+from adapters.launching.launch import Launchable, launch
+from adapters.models.model_store import DEFAULT_MODEL
 from adapters.probing.faces import as_table, headline, tally, timings
 from adapters.probing.probe import DEFAULT_TIMEOUT_S, Report, Task, probe
 from adapters.probing.recognise import Recognised, recognise
 from adapters.registry import AdapterClass, adapter_class
+from adapters.wire.engine_client import launched_options
 
 console = Console(markup=False, highlight=False)
 progress_console = Console(stderr=True, markup=False, highlight=False)

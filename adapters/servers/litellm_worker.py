@@ -1,4 +1,4 @@
-"""litellm in a process of its own, which adapters/litellm_process.py starts and speaks to.
+"""litellm in a process of its own, which adapters/servers/litellm_process.py starts and speaks to.
 
     python -I litellm_worker.py FD          # FD: one end of a socket pair; the other end's close ends this process
 

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.launch import HOST, Installation, LaunchSpec
+from adapters.launching.launch import HOST, Installation, LaunchSpec
 
 if TYPE_CHECKING:
-    from adapters.model_store import Model
+    from adapters.models.model_store import Model
 
 ENGINE = "native"
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adapters.base import Capabilities
-from adapters.launch import Installable, Launchable
+from adapters.launching.launch import Installable, Launchable
 from adapters.registry import AdapterClass, adapter_class, engine_names
 from adapters.types import INFORMATIONAL, ChatRequest, CompletionRequest
 

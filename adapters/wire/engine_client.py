@@ -40,9 +40,9 @@ from adapters.errors import (
     StreamInterrupted,
     UnsupportedOperation,
 )
-from adapters.load_metrics import LoadMetrics, read_load
 from adapters.types import Chunk
-from adapters.wire_errors import error_from_event, error_from_response, knows_no_route, tells_error
+from adapters.wire.load_metrics import LoadMetrics, read_load
+from adapters.wire.wire_errors import error_from_event, error_from_response, knows_no_route, tells_error
 
 KEEPALIVE_S = 4.0  # uvicorn closes idle connections after 5 s, llama.cpp's server too
 PROBE_TIMEOUT_S = 2.0

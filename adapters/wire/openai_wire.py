@@ -11,7 +11,7 @@
 - A stream ends well with a finish reason for every choice; `[DONE]` is not needed (several engines leave it out).
 - Role-only deltas, comments, pings, empty `choices` and unknown keys say nothing.
 - Usage may come at the end, on every chunk, as null, or not at all.
-- Tool calls leave in OpenAI's form (adapters/tool_deltas.py), and after one a choice that stopped by itself says
+- Tool calls leave in OpenAI's form (adapters/tools/tool_deltas.py), and after one a choice that stopped by itself says
   `tool_calls`, or `stop` where the caller had named the function, as OpenAI does.
 """
 
@@ -25,10 +25,10 @@ from msgspec import Meta, Raw, Struct
 
 from adapters.base import is_default
 from adapters.errors import EngineFailed, EngineProtocolError, InvalidRequest, StreamInterrupted
-from adapters.sse import Event, EventSplitter
-from adapters.tool_deltas import ToolDeltas
+from adapters.tools.tool_deltas import ToolDeltas
 from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Message, Usage, set_fields
-from adapters.wire_errors import stream_error
+from adapters.wire.sse import Event, EventSplitter
+from adapters.wire.wire_errors import stream_error
 
 _NOTHING = Raw(b"")
 

@@ -4,7 +4,7 @@
     calls = CallChunks(offer, "hermes", num_choices=1)
     for chunk in chunks: yield from calls.feed(chunk)    # `with_tool_calls` does it for a whole stream
 
-A free choice (`auto`) is left to the model, whose text adapters/tool_text.py reads. A forced one (`required`, or a
+A free choice (`auto`) is left to the model, whose text tools/tool_text.py reads. A forced one (`required`, or a
 function by name) needs an engine with grammars: the answer is constrained to `call_schema`, one call and nothing else.
 
 The finish reason is `tool_calls` where the engine stopped by itself after at least one complete call, and `stop` where
@@ -22,9 +22,9 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from adapters.base import Capabilities
-from adapters.chat_template import ChatTemplate
 from adapters.errors import EngineUnavailable, InvalidRequest
-from adapters.tool_text import (
+from adapters.models.chat_template import ChatTemplate
+from adapters.tools.tool_text import (
     MARKERS,
     Arguments,
     CallBegun,

@@ -23,12 +23,12 @@ from msgspec import Struct
 from tokenizers import Tokenizer
 
 from adapters.base import EngineAdapter, EngineOptions
-from adapters.chat_template import ChatTemplate
 from adapters.config import goodgate_home
 from adapters.errors import EngineUnavailable, InvalidRequest
-from adapters.model_store import ModelStore
-from adapters.tool_calls import ToolParser, rendered_tools, turns_for_template, usable_format
-from adapters.tool_text import MARKERS, ToolFormat, format_of
+from adapters.models.chat_template import ChatTemplate
+from adapters.models.model_store import ModelStore
+from adapters.tools.tool_calls import ToolParser, rendered_tools, turns_for_template, usable_format
+from adapters.tools.tool_text import MARKERS, ToolFormat, format_of
 from adapters.types import ChatRequest, GenerateRequest, TokenizeRequest, Tokens
 
 O = TypeVar("O", bound=EngineOptions)  # noqa: E741 - the conventional one-letter name for a type variable

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adapters.config import goodgate_home
-from adapters.model_store import DEFAULT_MODEL, PULLABLE, Model, ModelStore
+from adapters.models.model_store import DEFAULT_MODEL, PULLABLE, Model, ModelStore
 
 app = typer.Typer(
     no_args_is_help=True, help="The models on this machine.\n\nExample: goodgate models pull " + DEFAULT_MODEL

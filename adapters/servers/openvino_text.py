@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from adapters.chat_template import ChatTemplate
 from adapters.errors import EngineUnavailable
+from adapters.models.chat_template import ChatTemplate
 
 _TRIAL_TEXT = "Hello, wörld: 漢字 and 😀, 42!"
 

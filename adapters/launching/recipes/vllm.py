@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from adapters.launch import HOST, Installation, LaunchSpec
-from adapters.recipes import Environment, InstallFailed, Say, num_cores
+from adapters.launching.launch import HOST, Installation, LaunchSpec
+from adapters.launching.recipes import Environment, InstallFailed, Say, num_cores
 
 if TYPE_CHECKING:
-    from adapters.model_store import Model
+    from adapters.models.model_store import Model
 
 ENGINE = "vllm"
 VERSION = "0.32.0"
@@ -90,7 +90,7 @@ def requirements(wheel: Path) -> Iterator[str]:
 
 
 def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, Any]) -> LaunchSpec:
-    from adapters.model_store import HF_EXPORT, ModelStore
+    from adapters.models.model_store import HF_EXPORT, ModelStore
 
     settings = msgspec.convert(dict(options), Options)
     needs_export = model.format == "gguf"

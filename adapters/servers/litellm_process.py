@@ -1,4 +1,4 @@
-"""The process of adapters/litellm_worker.py as the gateway sees it: started, asked, left, and started again.
+"""The process of adapters/servers/litellm_worker.py as the gateway sees it: started, asked, left, and started again.
 
     worker = LitellmProcess(python, setup)
     facts = await worker.facts()                      # starts it where it does not run; raises `EngineUnavailable`
@@ -7,8 +7,8 @@
     await worker.close()
 
 The channel is a socket pair: it has no name that others could open, and keys travel over it alone, neither on a
-command line nor in an environment. Between us and the worker stands adapters/supervise.py, so that it never outlives
-us. A worker that has ended fails its open calls; the next use starts another, with the back-off of adapters/restart.py.
+command line nor in an environment. Between us and the worker stands launching/supervise.py, so that it never outlives
+us. A worker that has ended fails its open calls; the next use starts another, after the back-off of restart.py.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ import msgspec
 from msgspec import Struct
 
 from adapters.config import bare_environment
-from adapters.engine_log import telling_lines
 from adapters.errors import BodyTooLarge, EngineUnavailable, StreamInterrupted
-from adapters.launch import SUPERVISOR, describe_exit
-from adapters.litellm_worker import (
+from adapters.launching.engine_log import telling_lines
+from adapters.launching.launch import SUPERVISOR, describe_exit
+from adapters.launching.restart import Crashes, Policy
+from adapters.servers.litellm_worker import (
     CALL,
     CANCEL,
     END,
@@ -48,7 +49,6 @@ from adapters.litellm_worker import (
     frame,
     read_frame,
 )
-from adapters.restart import Crashes, Policy
 
 WORKER = Path(__file__).with_name("litellm_worker.py")
 START_TIMEOUT_S = 60.0

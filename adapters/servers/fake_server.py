@@ -1,6 +1,6 @@
 """The fake engine over HTTP, exact enough to check a load generator against.
 
-    python -m adapters.fake_server --port 0 --ttft-ms 50 --itl-ms 10 --tokens 64 --record sent.jsonl
+    python -m adapters.servers.fake_server --port 0 --ttft-ms 50 --itl-ms 10 --tokens 64 --record sent.jsonl
 
 It speaks OpenAI's chat, completions and embeddings, and vLLM's `/tokenize`, `/detokenize` and `/version`. It prints its
 port as the first line on stdout, and stops on SIGINT and SIGTERM. With `--record` it writes one JSON line a generation
@@ -27,10 +27,9 @@ from typing import IO, Any, get_args
 import msgspec
 from msgspec import UNSET, Struct
 
-from adapters import sse
 from adapters.errors import EngineError, GoodgateError, InvalidRequest, ModelNotFound, StreamInterrupted
 from adapters.fake import Adapter, FakeOptions, FaultKind
-from adapters.side_answers import (
+from adapters.servers.side_answers import (
     decode_detokenize,
     decode_embedding,
     decode_tokenize,
@@ -39,6 +38,7 @@ from adapters.side_answers import (
     tokens_answer,
 )
 from adapters.types import ChatRequest, Chunk, GenerateRequest, Usage, decode_chat, decode_completion
+from adapters.wire import sse
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_BODY_BYTES = 64 << 20
@@ -373,7 +373,9 @@ def _flag(name: str) -> str:
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, FakeOptions]:
-    parser = argparse.ArgumentParser(prog="python -m adapters.fake_server", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m adapters.servers.fake_server", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one (default)")
     parser.add_argument("--record", type=Path, help="file for one JSON line a request, with the time of every token")

@@ -5,7 +5,7 @@
 
 Most engines have such routes and differ in paths and names only: `SideRoutes` holds those. Embeddings are OpenAI's
 everywhere, in floats or in base64 (little-endian float32), whichever the engine sends. How our own servers answer such
-questions is in adapters/side_answers.py.
+questions is in adapters/servers/side_answers.py.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from adapters.errors import EngineProtocolError, GoodgateError
-from adapters.generate_http import token_count
 from adapters.types import EmbeddingRequest, Embeddings, TokenizeRequest, Tokens
-from adapters.wire_errors import error_from_event, tells_error
+from adapters.wire.generate_http import token_count
+from adapters.wire.wire_errors import error_from_event, tells_error
 
 EMBEDDINGS = "/v1/embeddings"
 MAX_CONTEXT = 2**31 - 1  # what tokenizers without a limit write instead of one is far larger

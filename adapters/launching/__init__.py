@@ -1,0 +1,1 @@
+"""Engines as child processes: started by a recipe, watched, started again, stopped, and never left behind."""

@@ -1,0 +1,1 @@
+"""What engines speak over HTTP: sockets and deadlines, OpenAI's words, text routes, errors, metrics."""
