@@ -18,9 +18,9 @@ import msgspec
 from msgspec import Struct
 
 from adapters.errors import EngineUnavailable
+from adapters.wire.engine_client import read_body
 
 TIMEOUT_S = 5.0
-MAX_BYTES = 1 << 20
 PATHS = ("/v1/models", "/info", "/props", "/v2", "/model_info")
 UNSURE = "openai_compatible"
 
@@ -93,7 +93,7 @@ async def ask_around(url: str, headers: Mapping[str, str]) -> dict[str, Any]:
 async def _get(client: aiohttp.ClientSession, url: str) -> Any:
     """The JSON at `url`; None where there is none."""
     async with client.get(url, allow_redirects=False) as response:
-        body = await response.content.read(MAX_BYTES)
+        body = await read_body(response)
     if response.status != 200:
         return None
     try:

@@ -179,11 +179,11 @@ class EngineClient:
                 # A redirect is not followed: the key is for this engine alone.
                 session.request(method, url, allow_redirects=False, **what) as response,
             ):
-                body = await _whole(response)
+                body = await read_body(response)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._translated(error, has_begun=False) from error
         if response.status != 200:
-            raise error_from_response(self.engine, response.status, body)
+            raise self._refused(response, body)
         return body
 
     async def ask(self, post: Post) -> bytes:
@@ -308,13 +308,17 @@ class EngineClient:
         """The error that an answer means which is not a stream."""
         try:
             async with asyncio.timeout_at(min(deadline, asyncio.get_running_loop().time() + PROBE_TIMEOUT_S)):
-                body = await _whole(response)
+                body = await read_body(response)
         except (aiohttp.ClientError, OSError, TimeoutError):
             body = b""  # the status alone says enough
         if response.status == 200 and tells_error(body):
             return error_from_event(self.engine, body)  # an error under a success status
         if response.status == 200:
             return EngineProtocolError(f"The engine {self.engine!r} answered {response.content_type}, not a stream.")
+        return self._refused(response, body)
+
+    def _refused(self, response: aiohttp.ClientResponse, body: bytes) -> GoodgateError:
+        """The error that an answer means which is no success."""
         if response.status == 404 and knows_no_route(body):
             return UnsupportedOperation(f"the route {response.url.path}", self.engine)
         return error_from_response(self.engine, response.status, body, response.headers.get("Retry-After"))
@@ -371,7 +375,7 @@ def _check_connected(response: aiohttp.ClientResponse) -> None:
         raise aiohttp.ClientPayloadError("The connection ended before the answer.")
 
 
-async def _whole(response: aiohttp.ClientResponse) -> bytes:
+async def read_body(response: aiohttp.ClientResponse) -> bytes:
     """The body of an answer that is not a stream, in however many pieces it comes; nothing needs more than the cap."""
     body = bytearray()
     while len(body) < MAX_PLAIN_BYTES and (piece := await response.content.readany()):

@@ -228,6 +228,16 @@ async def test_an_engine_is_recognised_over_a_socket_and_with_or_without_v1() ->
         assert twin.requests[-1].headers["authorization"] == "Bearer k"
 
 
+async def test_an_engine_is_recognised_by_an_answer_that_comes_in_several_pieces() -> None:
+    told = {"default_generation_settings": {"n_ctx": 1}, "chat_template": "x" * 1000}
+    whole = Reply.plain(200, told)
+    (body,) = whole.steps
+    assert isinstance(body, bytes)
+    async with Twin() as twin:
+        twin.reply("/props", Reply(200, whole.headers, (body[:100], 0.05, body[100:]), is_chunked=False))
+        assert (await recognise(twin.url)).engine == "llama_cpp"
+
+
 async def test_a_url_where_nobody_answers_is_said_to_be_one() -> None:
     with pytest.raises(EngineUnavailable, match="Start the engine, or check the address"):
         await recognise("http://127.0.0.1:9")
