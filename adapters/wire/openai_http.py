@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from adapters.base import Capabilities, EngineAdapter, Health, Load, ModelInfo
-from adapters.errors import EngineUnavailable, GoodgateError, ModelNotFound
+from adapters.errors import EngineUnavailable, GoodgateError, ModelNotFound, UnsupportedOperation
 from adapters.types import (
     ChatRequest,
     Chunk,
@@ -163,7 +163,12 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
     async def served_model(self) -> str:
         """The name to ask for: the configured one, or the only one that the engine serves."""
         if not self._served_model:
-            names = [model.id for model in await self.models()]
+            try:
+                names = [model.id for model in await self.models()]
+            except UnsupportedOperation as error:  # it is our look-up that failed: the caller has asked for no list
+                raise EngineUnavailable(
+                    f"The engine {self.engine!r} at {self.client.url} lists no models; set options.model."
+                ) from error
             if len(names) != 1:
                 raise EngineUnavailable(
                     f"The engine {self.engine!r} at {self.client.url} serves {len(names)} models; "

@@ -64,6 +64,14 @@ async def test_several_models_need_a_name() -> None:
             await collect(adapter, chat())
 
 
+async def test_an_engine_that_lists_no_models_is_no_unknown_model_of_the_caller() -> None:
+    async with engine("vllm", model="") as (adapter, twin):
+        twin.answers_everything_with(Reply.plain(404, {"detail": "Not Found"}))
+        with pytest.raises(EngineUnavailable, match=r"lists no models; set options\.model"):
+            await collect(adapter, chat())
+        assert (await adapter.health()).reason == "The engine 'vllm' does not offer the route /health."
+
+
 async def test_a_url_with_v1_at_its_end_is_the_same_engine() -> None:
     async with Twin() as twin:
         twin.reply(CHAT, Reply.stream(events(HELLO)))
