@@ -13,10 +13,10 @@ import hashlib
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -52,7 +52,7 @@ class Entry(Struct, frozen=True):
 class Evidence(Struct, frozen=True):
     format: str
     digest: str
-    measured_utc: datetime
+    measured_utc: Annotated[datetime, Meta(tz=True)]
     engines: tuple[Entry, ...]
 
 
@@ -61,7 +61,7 @@ def parse_evidence(text: bytes) -> Evidence:
     try:
         document: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
         found = msgspec.convert(document, Evidence)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise EvidenceError(f"It is no evidence.json of a race: {error}.") from error
     if found.format != FORMAT:
         raise EvidenceError(f"Its format is {found.format!r}, and this gateway reads {FORMAT!r}; run the race again.")
@@ -124,11 +124,12 @@ class ProvenGoodput(Collector):
                 self._complain("It names none of this gateway's models and replicas; race them, or name them alike.")
             else:
                 self._complaint = ""
-        except (EvidenceError, OSError) as error:
+        except OSError as error:
+            self._evidence = self._stamp = None
+            self._complain(f"It cannot be read: {error.strerror}.")
+        except EvidenceError as error:
             self._evidence = None
-            if isinstance(error, OSError):
-                self._stamp = None
-            self._complain(f"It cannot be read: {error.strerror}." if isinstance(error, OSError) else str(error))
+            self._complain(str(error))
 
     def _complain(self, complaint: str) -> None:
         if complaint != self._complaint:

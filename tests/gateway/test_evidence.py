@@ -124,6 +124,8 @@ async def test_an_engine_that_was_proven_to_carry_nothing_has_no_figure(
         (b"", "no evidence.json of a race"),
         (b"[]", "no evidence.json of a race"),
         (b'{"format": "\xff"}', "no evidence.json of a race"),
+        (b'{"engines":' + b"[" * 5000 + b"]" * 5000 + b"}", "no evidence.json of a race"),
+        (json.dumps(document(NATIVE, measured_utc="2026-11-29T20:00:00")).encode(), "no evidence.json.*measured_utc"),
         (json.dumps(document(NATIVE, format="goodgate-evidence/9")).encode(), "'goodgate-evidence/9'.*run the race"),
         (json.dumps({**document(NATIVE), "engines": []}).encode(), "edited after the race"),
         (json.dumps(document({**NATIVE, "goodput_rps": None})).encode(), r"no evidence.json of a race.*goodput_rps"),
