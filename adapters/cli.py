@@ -53,7 +53,8 @@ def list_engines(
     if context.invoked_subcommand is not None:
         return
     if as_matrix or as_markdown:
-        show_matrix(as_json=as_json, as_markdown=as_markdown)
+        with reported_errors():
+            show_matrix(as_json=as_json, as_markdown=as_markdown)
         return
     rows = [describe(name) for name in engine_names()]
     if as_json:
@@ -164,8 +165,8 @@ def describe(name: str) -> EngineRow:
     """One row of the list. A plug-in that cannot be imported is a row that says so."""
     try:
         adapter: Any = adapter_class(name)
-    except (ImportError, UnknownEngine) as error:
-        return EngineRow(name, None, "", f"cannot be loaded: {error}")
+    except UnknownEngine as error:
+        return EngineRow(name, None, "", str(error))
     if not issubclass(adapter, Launchable):
         return EngineRow(name, None, "", adapter.how_to_reach)
     state = adapter.installed(goodgate_home())

@@ -27,7 +27,7 @@ AdapterClass: TypeAlias = type[EngineAdapter[Any]]
 
 
 class UnknownEngine(ValueError):
-    """No engine of that name; the message holds the nearest spelling."""
+    """No engine of that name, with the nearest spelling, or one of another package that cannot be loaded."""
 
 
 def engine_names() -> list[str]:
@@ -40,7 +40,11 @@ def adapter_class(engine: str) -> AdapterClass:
     if engine in _built_in():
         found: object = importlib.import_module(f"adapters.{engine}").Adapter
     elif engine in (plugged_in := _plugged_in()):
-        found = plugged_in[engine].load()
+        try:
+            found = plugged_in[engine].load()
+        except Exception as error:  # another package's import may raise anything
+            reason = f"{plugged_in[engine].value} raises {type(error).__name__}: {error}"
+            raise UnknownEngine(f"The engine {engine!r} cannot be loaded: {reason}") from error
     else:
         raise UnknownEngine(_no_such(engine))
     if not (isinstance(found, type) and issubclass(found, EngineAdapter)):

@@ -121,8 +121,8 @@ def _engines(home: Path, used: set[str]) -> Iterator[Finding]:
     for engine in registry.engine_names():
         try:
             adapter = registry.adapter_class(engine)
-        except Exception as error:  # a broken plug-in must not hide the other engines
-            yield Finding(f"engine {engine}", "cannot be loaded", f"{type(error).__name__}: {error}")
+        except registry.UnknownEngine as error:  # a broken plug-in must not hide the other engines
+            yield Finding(f"engine {engine}", "cannot be loaded", str(error))
             continue
         if not issubclass(adapter, Launchable):
             yield Finding(f"engine {engine}", "reached by its url")
