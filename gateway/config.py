@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -32,6 +32,7 @@ FindAdapter: TypeAlias = Callable[[str], AdapterClass]
 RoutingPolicy: TypeAlias = Literal["round_robin", "least_load"]
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_DEPTH = 32
 _SECRET = re.compile(r"(^|_)(key|token|secret|password)$")
 
 
@@ -164,12 +165,28 @@ def _shown_options(replica: ReplicaConfig, adapter: AdapterClass) -> dict[str, A
 
 def _read_yaml(text: bytes) -> object:
     try:
-        # Aliases can grow a small file into gigabytes, and a configuration needs none.
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)):
-            raise ConfigError("YAML aliases (`*name`) are not allowed in a configuration.")
+        _check_tokens(yaml.scan(text, Loader=yaml.SafeLoader))
         return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: the 31st of February
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: the 31st of February
         raise ConfigError(f"This is not valid YAML: {' '.join(str(error).split())}.") from error
+
+
+def _check_tokens(tokens: Iterable[yaml.Token]) -> None:
+    """Aliases can grow a small file into gigabytes, and PyYAML takes the square of the depth to read brackets in
+    brackets: a configuration needs neither."""
+    depth = 0
+    for token in tokens:
+        if isinstance(token, yaml.AliasToken):
+            raise ConfigError("YAML aliases (`*name`) are not allowed in a configuration.")
+        depth += isinstance(token, _OPENINGS) - isinstance(token, _CLOSINGS)
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"It is nested more than {MAX_DEPTH} levels deep, which no configuration is.")
+
+
+_OPENINGS = (
+    yaml.BlockMappingStartToken, yaml.BlockSequenceStartToken, yaml.FlowMappingStartToken, yaml.FlowSequenceStartToken,
+)  # fmt: skip
+_CLOSINGS = (yaml.BlockEndToken, yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken)
 
 
 class _Loader(yaml.SafeLoader):

@@ -73,7 +73,8 @@ def test_a_faulty_configuration_is_explained(data: Any, sentence: str) -> None:
         ("\x00", "not valid YAML"),
         ("models: [{name: m, name: n}]", "`name` is written twice"),
         ("models: 2026-02-31", "not valid YAML"),
-        ("[" * 100_000, "not valid YAML"),
+        ("[" * 100_000, "nested more than 32 levels deep"),
+        ("".join(f"{' ' * level}k:\n" for level in range(40)), "nested more than 32 levels deep"),
     ],
 )
 def test_a50_a_hostile_file_is_refused_with_its_path(tmp_path: Path, text: str, sentence: str) -> None:
