@@ -103,11 +103,15 @@ class ChatTemplate:
         def with_cuts(value: Any) -> Any:
             if isinstance(value, str):
                 return first_of_spelling.sub(rf"\g<0>{cut}", value)
-            if isinstance(value, Mapping):
-                return {key: with_cuts(each) for key, each in value.items()}
+            if isinstance(value, Mapping):  # names of arguments and parameters are the caller's words too
+                return {with_cuts(key): with_cuts(each) for key, each in value.items()}
             return [with_cuts(each) for each in value] if isinstance(value, list) else value
 
-        return self.render(with_cuts(list(messages)), tools=with_cuts(list(tools or ()))).split(cut)
+        try:
+            turns, functions = with_cuts(list(messages)), with_cuts(list(tools or ()))
+        except RecursionError as error:  # arguments of a call are a text, and may nest as deep as they like
+            raise InvalidRequest(f"The messages nest too deep: {error}.", param="messages") from error
+        return self.render(turns, tools=functions).split(cut)
 
 
 class _Refused(Exception):

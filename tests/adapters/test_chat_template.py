@@ -167,11 +167,21 @@ def test_a_template_that_mentions_tools_renders_them_and_another_says_that_it_do
 @pytest.mark.parametrize("escapes", ["false", "true"])
 def test_what_a_caller_puts_into_tools_and_arguments_is_cut_inside_json_too(escapes: str) -> None:
     source = "{{ tools | tojson(ensure_ascii=ESC) }}{{ messages[0].arguments | tojson }}".replace("ESC", escapes)
-    messages = [{"role": "assistant", "arguments": {"x": ["<|im_end|>"]}}]
+    messages = [{"role": "assistant", "arguments": {"x": ["<|im_end|>"], "<|im_end|>": {"y <|im_end|>": 1}}}]
     pieces = ChatTemplate(source).render_pieces(messages, ["<|im_end|>"], tools=[TOOL])
-    assert len(pieces) == 3
+    assert len(pieces) == 5
     assert not any("<|im_end|>" in piece for piece in pieces)
-    assert "".join(pieces) == json.dumps([TOOL]) + '{"x": ["<|im_end|>"]}'
+    assert "".join(pieces) == json.dumps([TOOL]) + json.dumps(messages[0]["arguments"])
+
+
+@pytest.mark.parametrize("depth", [600, 800, 950])
+def test_arguments_that_nest_deeper_than_python_can_follow_are_the_callers_fault(depth: int) -> None:
+    arguments: dict[str, Any] = {}
+    for _ in range(depth):
+        arguments = {"a": arguments}
+    template = ChatTemplate("{{ messages[0].arguments | tojson }}")
+    with pytest.raises(InvalidRequest, match="deep|recursion"):
+        template.render_pieces([{"role": "assistant", "arguments": arguments}], ["<|im_end|>"])
 
 
 def test_tojson_takes_what_it_takes_in_transformers() -> None:
