@@ -20,6 +20,7 @@ import msgspec
 
 from adapters.errors import EngineError, EngineFailed, EngineProtocolError, EngineUnavailable
 from adapters.wire.sse import EventSplitter
+from adapters.wire.unreachable import why_unreachable
 from arena.plan import Prompt, PromptSource, Target
 
 PROBE_TOKENS = 8
@@ -108,7 +109,7 @@ async def only_model(client: aiohttp.ClientSession, url: str) -> str:
                 raise EngineUnavailable(f"{url}/v1/models answered HTTP {response.status}: {_start_of(body)}")
             names = [str(entry["id"]) for entry in msgspec.json.decode(body)["data"]]
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise EngineUnavailable(f"Nothing answers at {url}: {error or type(error).__name__}.") from error
+        raise EngineUnavailable(f"Nothing answers at {url}: {why_unreachable(error)}.") from error
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise EngineProtocolError(
             f"{url}/v1/models is not an OpenAI list of models; name it with {url}@MODEL."

@@ -9,7 +9,6 @@ Secrets are never written in the file: `api_key_env: NAME` or `api_key_file: PAT
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -24,6 +23,7 @@ from adapters import registry
 from adapters.base import EngineAdapter, EngineOptions
 from adapters.errors import GoodgateError
 from adapters.launching.launch import Launchable
+from adapters.option_errors import explain, nearest
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
@@ -127,7 +127,7 @@ def parse_config(data: object, find_adapter: FindAdapter = registry.adapter_clas
     try:
         config = msgspec.convert(data, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(error)) from error
+        raise ConfigError(explain(error, Config)) from error
     config = _with_replica_names(config)
     _check_names(config)
     for model in config.models:
@@ -144,7 +144,7 @@ def adapter_options(replica: ReplicaConfig, adapter: AdapterClass) -> EngineOpti
     try:
         return msgspec.convert(options, adapter.Options)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{_explain(error)} ({where})") from error
+        raise ConfigError(f"{explain(error, adapter.Options)} ({where})") from error
 
 
 def describe(config: Config, find_adapter: FindAdapter = registry.adapter_class) -> str:
@@ -213,7 +213,7 @@ def _unknown_keys(data: object, kind: Any, path: str) -> Iterator[str]:
             fields = {field.name: field.type for field in types}
             for key, value in data.items():
                 if key not in fields:
-                    yield f"Unknown key `{path}{key}`{_nearest(str(key), fields)}."
+                    yield f"Unknown key `{path}{key}`{nearest(str(key), fields)}."
                 else:
                     yield from _unknown_keys(value, fields[key], f"{path}{key}.")
     elif isinstance(data, list):
@@ -228,17 +228,6 @@ def _structs_within(kind: Any) -> Iterator[type[Struct]]:
             yield argument
         else:
             yield from _structs_within(argument)
-
-
-def _nearest(name: str, known: Mapping[str, object] | set[str]) -> str:
-    matches = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean `{matches[0]}`?" if matches else f" (known: {', '.join(sorted(known))})"
-
-
-def _explain(error: msgspec.ValidationError) -> str:
-    reason, _, path = str(error).partition(" - at `$")
-    place = path.strip("`.")
-    return f"{reason} at `{place}`." if place else f"{reason}."
 
 
 def _with_replica_names(config: Config) -> Config:
@@ -271,7 +260,7 @@ def _check_names(config: Config) -> None:
         for fallback in model.fallbacks:
             if fallback not in known:
                 raise ConfigError(
-                    f"Model {model.name!r} falls back to an unknown model {fallback!r}{_nearest(fallback, known)}."
+                    f"Model {model.name!r} falls back to an unknown model {fallback!r}{nearest(fallback, known)}."
                 )
             if fallback == model.name:
                 raise ConfigError(f"Model {model.name!r} falls back to itself.")
@@ -300,12 +289,12 @@ def _check_launch(replica: ReplicaConfig, adapter: AdapterClass, where: str) -> 
     kind = adapter.launch_options()
     for key in replica.options:
         if key not in kind.__struct_fields__:
-            nearest = _nearest(key, set(kind.__struct_fields__))
-            raise ConfigError(f"The engine {replica.engine!r} has no launch option `{key}`{nearest} ({where}).")
+            hint = nearest(key, kind.__struct_fields__)
+            raise ConfigError(f"The engine {replica.engine!r} has no launch option `{key}`{hint} ({where}).")
     try:
         msgspec.convert(replica.options, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{_explain(error)} (launch options of {where})") from error
+        raise ConfigError(f"{explain(error, kind)} (launch options of {where})") from error
 
 
 def _resolve_secrets(options: Mapping[str, Any], adapter: AdapterClass, where: str) -> dict[str, Any]:
@@ -344,4 +333,4 @@ def _check_options(options: Mapping[str, Any], adapter: AdapterClass, where: str
     for key in options:
         if key not in fields:
             known = {field for field in fields if not _SECRET.search(field)} | secrets
-            raise ConfigError(f"The engine {adapter.engine!r} has no option `{key}`{_nearest(key, known)} ({where}).")
+            raise ConfigError(f"The engine {adapter.engine!r} has no option `{key}`{nearest(key, known)} ({where}).")

@@ -31,7 +31,10 @@ TORCH_FREE = {"config", "sampling_params", "sequence", "step", "blocks", "schedu
 # litellm_worker.py writes the switches there that litellm reads.
 READS_ENVIRONMENT = {"cli", "config", "__main__", "supervise", "litellm_worker"}
 MEETS_NATIVE_ENGINE = ("adapters/native.py", "adapters/models/model_files.py")
-ARENA_MAY = {"launching.launch", "wire.sse", "models.model_store", "registry", "config", "errors", "base", "types"}
+ARENA_MAY = {
+    "launching.launch", "wire.sse", "wire.unreachable", "models.model_store", "registry", "config", "errors", "base",
+    "types",
+}  # fmt: skip
 
 
 class Import(NamedTuple):

@@ -38,6 +38,7 @@ from adapters.launching.ports import HOST as HOST
 from adapters.launching.ports import free_port as free_port
 from adapters.launching.ports import held_by_others, who_listens
 from adapters.launching.supervise import descendants
+from adapters.option_errors import read_options
 
 if TYPE_CHECKING:
     import aiohttp
@@ -135,9 +136,9 @@ def launch(
             raise EngineUnavailable(f"The engine {engine!r} is not installed here: {installation.how}")
         model = _model(adapter, home, model_name)
         port = free_port() if port is None else port
-        msgspec.convert(dict(options or {}), adapter.launch_options())
+        read_options(options or {}, adapter.launch_options(), engine, "launch option")
         spec = adapter.launch_spec(home=home, model=model, port=port, options=options or {})
-    except msgspec.ValidationError as error:
+    except msgspec.ValidationError as error:  # of a recipe that asks for more than its struct
         raise InvalidRequest(f"A launch option of {engine} is wrong: {error}.") from error
     except OSError as error:
         raise EngineUnavailable(f"{engine} cannot be started: {describe_os_error(error)}.") from error

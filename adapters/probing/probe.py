@@ -132,10 +132,12 @@ async def served_model(adapter: EngineAdapter[Any]) -> ModelInfo:
     for model in models:
         if model.id == wanted:
             return model
-    if wanted and models:  # an engine may list it under a longer name
-        return ModelInfo(wanted, models[0].max_model_len)
+    if wanted:  # an engine may list it under a longer name, or not at all
+        return ModelInfo(wanted, models[0].max_model_len if models else None)
     if len(models) == 1:
         return models[0]
+    if not models:
+        raise EngineUnavailable("The engine lists no models; let it load one, or name it with --model.")
     raise EngineUnavailable(
         f"The engine serves {len(models)} models; choose one with --model: {', '.join(each.id for each in models)}."
     )

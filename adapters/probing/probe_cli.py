@@ -16,13 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from adapters.base import EngineAdapter
 from adapters.command_line import parse_options, reported_errors
 from adapters.config import goodgate_home, secret
-from adapters.errors import InvalidRequest
 from adapters.launching.launch import Launchable, launch
 from adapters.models.model_store import DEFAULT_MODEL
+from adapters.option_errors import read_options
 from adapters.probing.faces import as_table, headline, tally, timings
 from adapters.probing.probe import DEFAULT_TIMEOUT_S, Report, Task, probe
 from adapters.probing.recognise import Recognised, recognise
-from adapters.registry import AdapterClass, adapter_class
+from adapters.registry import AdapterClass, UnknownEngine, adapter_class
 from adapters.wire.engine_client import launched_options
 
 console = Console(markup=False, highlight=False)
@@ -44,8 +44,7 @@ async def run_probe(
 ) -> Report:
     """Reach or start the engine, probe it, and leave nothing behind."""
     async with contextlib.AsyncExitStack() as stack:
-        is_url = target.startswith(("http://", "https://"))
-        reached = reach(target, engine, model, options) if is_url else started(target, model, options)
+        reached = reach(target, engine, model, options) if is_url(target) else started(target, model, options)
         subject = await stack.enter_async_context(reached)
         step = stack.enter_context(progress(shows_progress))
         report = await probe(subject.adapter, timeout_s=timeout_s, on_step=step)
@@ -55,6 +54,15 @@ async def run_probe(
             recognised_by=subject.recognised_by,
             ready_s=subject.ready_s,
         )
+
+
+def is_url(target: str) -> bool:
+    """Or the name of an engine. What can be neither, such as `localhost:8000`, is misuse."""
+    if target.lower().startswith(("http://", "https://")):
+        return True
+    if set(target) & set(":/."):
+        raise UnknownEngine(f"{target!r} is neither an engine nor a url; write a url as http://HOST:PORT.")
+    return False
 
 
 @contextlib.asynccontextmanager
@@ -93,10 +101,7 @@ def _installed_version(cls: AdapterClass) -> str:
 
 
 def make_adapter(cls: AdapterClass, options: dict[str, Any]) -> EngineAdapter[Any]:
-    try:
-        return cls(msgspec.convert(options, cls.Options))
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"An option of {cls.engine} is wrong: {error}.") from error
+    return cls(read_options(options, cls.Options, cls.engine))
 
 
 @contextlib.asynccontextmanager

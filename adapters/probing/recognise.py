@@ -4,7 +4,7 @@
     found.engine, found.why                   # "vllm", "its list of models says owned_by vllm"
 
 Engines say who they are in their list of models, or in a route that no other has. Where nothing tells them apart the
-answer is `openai_compatible`, and says so.
+answer is `openai_compatible`, and says so. What lists no models either is no engine at all.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from adapters.errors import EngineUnavailable
 from adapters.wire.engine_client import read_body
+from adapters.wire.unreachable import why_unreachable
 
 TIMEOUT_S = 5.0
 PATHS = ("/v1/models", "/info", "/props", "/v2", "/model_info")
@@ -47,9 +48,35 @@ class Recognised(Struct, frozen=True):
     why: str
 
 
+class Reply(Struct, frozen=True):
+    status: int
+    told: Any = None  # the JSON of a success; None where there is none
+    location: str = ""  # where a redirect leads
+
+
 async def recognise(url: str, headers: Mapping[str, str] | None = None) -> Recognised:
-    """Raises `EngineUnavailable` when nobody answers."""
-    return tell(await ask_around(url.rstrip("/").removesuffix("/v1"), headers or {}))
+    """Raises `EngineUnavailable` when nobody answers, or somebody who is no engine."""
+    url = url.rstrip("/").removesuffix("/v1")
+    replies = await ask_around(url, headers or {})
+    found = tell({path: reply.told for path, reply in replies.items() if reply.told is not None})
+    if found.engine == UNSURE and (reason := why_no_engine(replies.get("/v1/models"))):
+        raise EngineUnavailable(f"What answers at {url} is no engine that can be told: {reason}.")
+    return found
+
+
+def why_no_engine(listing: Reply | None) -> str:
+    """What is wrong with a list of models, and what to do; empty where it is one."""
+    if listing is None:
+        return "it does not answer /v1/models; look at its log, or name the engine with --engine"
+    if listing.status in (401, 403):
+        return f"it wants a key (HTTP {listing.status}); name the variable that holds it with -o api_key_env=VARIABLE"
+    if listing.location:
+        return f"it redirects /v1/models to {listing.location}; probe the address where the engine itself listens"
+    if listing.status != 200:
+        return f"its /v1/models says HTTP {listing.status}; check the address, or name the engine with --engine"
+    if not isinstance(listing.told, dict) or not isinstance(listing.told.get("data"), list):
+        return "its /v1/models is no list of models; check the address, or name the engine with --engine"
+    return ""
 
 
 def tell(answers: Mapping[str, Any]) -> Recognised:
@@ -74,29 +101,24 @@ def owners_of(listing: Any) -> list[str]:
     return sorted({owner for owner in owners if isinstance(owner, str) and owner})
 
 
-async def ask_around(url: str, headers: Mapping[str, str]) -> dict[str, Any]:
-    """The decoded JSON of each path that answers 200 with some."""
+async def ask_around(url: str, headers: Mapping[str, str]) -> dict[str, Reply]:
+    """What each path says; one that gives no answer is left out."""
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout, headers=dict(headers)) as client:
         replies = await asyncio.gather(*(_get(client, url + path) for path in PATHS), return_exceptions=True)
     failures = [reply for reply in replies if isinstance(reply, BaseException)]
     if len(failures) == len(replies):
-        reason = str(failures[0]) or type(failures[0]).__name__
+        reason = why_unreachable(failures[0])
         raise EngineUnavailable(f"Nothing answers at {url}: {reason}. Start the engine, or check the address.")
-    return {
-        path: reply
-        for path, reply in zip(PATHS, replies, strict=True)
-        if reply is not None and not isinstance(reply, BaseException)
-    }
+    return {path: reply for path, reply in zip(PATHS, replies, strict=True) if isinstance(reply, Reply)}
 
 
-async def _get(client: aiohttp.ClientSession, url: str) -> Any:
-    """The JSON at `url`; None where there is none."""
+async def _get(client: aiohttp.ClientSession, url: str) -> Reply:
     async with client.get(url, allow_redirects=False) as response:
         body = await read_body(response)
-    if response.status != 200:
-        return None
+        location = response.headers.get("Location", "") if 300 <= response.status < 400 else ""
     try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+        told = msgspec.json.decode(body) if response.status == 200 else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        told = None
+    return Reply(response.status, told, location)

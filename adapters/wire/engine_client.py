@@ -42,6 +42,7 @@ from adapters.errors import (
 )
 from adapters.types import Chunk
 from adapters.wire.load_metrics import LoadMetrics, read_load
+from adapters.wire.unreachable import why_unreachable
 from adapters.wire.wire_errors import error_from_event, error_from_response, knows_no_route, tells_error
 
 KEEPALIVE_S = 4.0  # uvicorn closes idle connections after 5 s, llama.cpp's server too
@@ -53,7 +54,10 @@ MAX_ANSWER_BYTES = 64 << 20  # of work answered in one piece: 2048 vectors of 10
 MAX_BODY_AT_ONCE = 1 << 20  # of a request; larger ones go out piece by piece
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
-URL = Annotated[str, Meta(pattern="^https?://")]
+_HOST = r"([^\s/@]+@)?(\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]?#]+)"  # perhaps a user; a name or an address
+URL = Annotated[
+    str, Meta(pattern=rf"^(?i:https?)://{_HOST}(:[0-9]{{1,5}})?(/\S*)?$", examples=["http://10.0.0.5:8000"])
+]
 
 
 class HTTPOptions(EngineOptions):
@@ -227,7 +231,9 @@ class EngineClient:
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise EngineProtocolError(f"The engine {self.engine!r} answered something unexpected.") from error
+            raise EngineProtocolError(
+                f"The engine {self.engine!r} answered something unexpected; check that its `url` is right."
+            ) from error
 
     # ----------------------------------------------------------------------------------------------------- generation
 
@@ -340,9 +346,10 @@ class EngineClient:
         if isinstance(error, aiohttp.ServerTimeoutError):
             return EngineTimeout(f"{who} did not accept a connection in {self._options.connect_timeout_s:g} s.")
         if isinstance(error, TimeoutError):
-            return EngineTimeout(
-                f"{who} was silent for too long {'between tokens' if has_begun else 'before the first'}."
-            )
+            waited_for = "between tokens" if has_begun else "before the first piece of its answer"
+            return EngineTimeout(f"{who} was silent for too long {waited_for}.")
+        if isinstance(error, aiohttp.ClientSSLError | aiohttp.InvalidURL):
+            return EngineUnavailable(f"{who} cannot be reached: {why_unreachable(error)}.")
         if isinstance(error, aiohttp.ClientConnectorError):
             return EngineUnavailable(f"{who} does not accept connections.")
         if has_begun or isinstance(error, aiohttp.ClientPayloadError):

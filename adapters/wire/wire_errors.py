@@ -205,7 +205,8 @@ def _in_words(engine: str, status: int, complaint: Complaint, kind: type[Goodgat
         return failed(engine, complaint.message)
     if complaint.message:
         return complaint.message
-    return f"The engine {engine!r} answered HTTP {status} without saying why."
+    advice = "; check the replica's `url`" if status == 404 or 300 <= status < 400 else ""  # somebody else is there
+    return f"The engine {engine!r} answered HTTP {status} without saying why{advice}."
 
 
 def _seconds(retry_after: str | None) -> float | None:

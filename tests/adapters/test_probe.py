@@ -18,7 +18,7 @@ from adapters.probing import life, proofs
 from adapters.probing import probe as probing
 from adapters.probing.answers import fold
 from adapters.probing.faces import headline, tally, times_markdown, verdicts_markdown
-from adapters.probing.probe import Report, Result, probe
+from adapters.probing.probe import Report, Result, probe, served_model
 from adapters.probing.recognise import recognise, tell
 from adapters.probing.verdicts import MEANINGS, Seen, Verdict, from_error, judge
 from adapters.registry import adapter_class
@@ -243,6 +243,41 @@ async def test_a_url_where_nobody_answers_is_said_to_be_one() -> None:
         await recognise("http://127.0.0.1:9")
 
 
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (Reply.plain(404, b"<html>404 Not Found</html>", content_type="text/html"), "says HTTP 404; check the address"),
+        (
+            Reply.plain(200, b"<html>Welcome</html>", content_type="text/html"),
+            "is no list of models; check the address",
+        ),
+        (Reply.plain(200, [1, 2]), "is no list of models; check the address"),
+        (Reply.plain(401, {"error": "no"}), "wants a key (HTTP 401); name the variable that holds it"),
+        (
+            Reply.plain(301, b"", Location="https://elsewhere/"),
+            "redirects /v1/models to https://elsewhere/; probe",
+        ),
+    ],
+)
+async def test_a_server_that_is_no_engine_is_said_to_be_none_and_is_not_probed(reply: Reply, reason: str) -> None:
+    async with Twin() as twin:
+        twin.reply("/v1/models", reply)
+        with pytest.raises(EngineUnavailable, match=f"at {twin.url} is no engine that can be told") as refusal:
+            await recognise(twin.url)
+    assert reason in refusal.value.message
+
+
+async def test_an_engine_without_a_model_is_asked_for_one_or_for_its_name() -> None:
+    async with Twin() as twin:
+        twin.reply("/v1/models", Reply.plain(200, {"data": []}))
+        cls = adapter_class("vllm")
+        adapter = cls(cls.Options(url=twin.url))
+        await adapter.start()
+        with pytest.raises(EngineUnavailable, match="lists no models; let it load one, or name it with --model"):
+            await served_model(adapter)
+        await adapter.close()
+
+
 # ---------------------------------------------------------------------------------------------------------- the command
 
 
@@ -278,7 +313,15 @@ def test_an_engine_by_name_is_started_for_the_probe_and_its_start_is_timed() -> 
     [
         (["probe", "http://127.0.0.1:9"], 1, "Nothing answers at http://127.0.0.1:9"),
         (["probe", "vlm"], 2, "Did you mean 'vllm'?"),
-        (["probe", "http://127.0.0.1:9", "--engine", "vllm", "-o", "colour=red"], 1, "An option of vllm is wrong"),
+        (["probe", "http://127.0.0.1:9", "--engine", "vllm", "-o", "modle=x"], 1, "`modle`; did you mean `model`?"),
+        (["probe", "http://127.0.0.1:9", "--engine", "sglang", "-o", "route=x"], 1, "choose one of: openai, native."),
+        (["probe", "http://127.0.0.1:9", "--engine", "vllm", "-o", "model=[x]"], 1, "An option of vllm is wrong: "),
+        (
+            ["probe", "localhost:8000"],
+            2,
+            "'localhost:8000' is neither an engine nor a url; write a url as http://HOST:PORT.",
+        ),
+        (["probe", "HTTP://127.0.0.1:9"], 1, "Nothing answers at HTTP://127.0.0.1:9: the connection is refused. Start"),
         (["probe", "sglang"], 1, "cannot be started from here"),
     ],
 )

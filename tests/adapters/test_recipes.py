@@ -213,8 +213,8 @@ def test_a_wrong_launch_option_is_named(tmp_path: Path, options: dict[str, Any])
 
 
 def test_launch_says_whose_option_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match=r"launch option of fake is wrong: .*ttft_s"):
-        launch("fake", home=tmp_path, model_name="small", options={"ttft_s": "never"})
+    with pytest.raises(InvalidRequest, match=r"launch option of fake is wrong: .*ttft_ms"):
+        launch("fake", home=tmp_path, model_name="small", options={"ttft_ms": "never"})
 
 
 def test_openvino_s_path_holds_our_adapters_and_nothing_else_of_ours(tmp_path: Path) -> None:

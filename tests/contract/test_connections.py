@@ -34,7 +34,11 @@ from tests.contract.twin import Reply, Twin, event, events
 
 @pytest.mark.parametrize(
     ("steps", "waited_for"),
-    [((), "before the first"), ((b": keep-alive\n\n",), "before the first"), ((event(HELLO[0]),), "between tokens")],
+    [
+        ((), "before the first piece"),
+        ((b": keep-alive\n\n",), "before the first piece"),
+        ((event(HELLO[0]),), "between tokens"),
+    ],
 )
 async def test_silence_ends_at_its_own_deadline_and_closes_the_socket(
     steps: tuple[bytes, ...], waited_for: str

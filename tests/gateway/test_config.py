@@ -15,6 +15,7 @@ from gateway.config import Config, ConfigError, adapter_options, describe, load_
 from tests.gateway.rig import fake, fake_model, model
 
 ROOT = Path(__file__).parents[2]
+BAD_URLS = ("http://", "http://:80", "http://10.0.0.5:http", "http://[::1", "10.0.0.5:8000", "http://a b", "")
 VLLM = {"engine": "vllm", "options": {"url": "http://127.0.0.1:1"}}
 
 
@@ -53,6 +54,14 @@ VLLM = {"engine": "vllm", "options": {"url": "http://127.0.0.1:1"}}
             {"models": [model({"engine": "goodgate_peer", "launch": True, "model": "x"})]},
             r"'goodgate_peer' cannot be launched from here",
         ),
+        *(
+            ({"models": [model({"engine": "vllm", "options": {"url": url}})]}, r"`url` has to look like http://")
+            for url in BAD_URLS
+        ),
+        (
+            {"models": [model({"engine": "sglang", "options": {"url": "http://x", "route": "nativ"}})]},
+            r"'nativ' at `route`; choose one of: openai, native\.",
+        ),
         ([], r"must be a mapping"),
         (None, r"must be a mapping"),
     ],
@@ -61,6 +70,11 @@ def test_a_faulty_configuration_is_explained(data: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence) as failure:
         parse_config(data)
     assert "s3cret" not in failure.value.message
+
+
+@pytest.mark.parametrize("url", ["http://x", "HTTPS://u:p@x.example:8443/v1/", "http://[::1]:8000", "http://10.0.0.5"])
+def test_an_address_in_any_usual_form_is_taken(url: str) -> None:
+    parse_config({"models": [model({"engine": "vllm", "options": {"url": url}})]})
 
 
 @pytest.mark.parametrize(
