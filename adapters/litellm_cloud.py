@@ -125,7 +125,8 @@ class Adapter(EngineAdapter[CloudOptions]):
     async def health(self) -> Health:
         """Asks nothing of the provider, because an answer costs money. A worker that has ended is started again."""
         try:
-            await self._started().facts()
+            worker, _ = self._started()
+            await worker.check_alive()
         except GoodgateError as error:
             return Health(False, error.message)
         return Health(True)
@@ -139,10 +140,11 @@ class Adapter(EngineAdapter[CloudOptions]):
     async def load(self) -> Load:
         return Load() if self._worker is None else Load(running=self._worker.num_open)
 
-    def _started(self) -> LitellmProcess:
-        if self._worker is None:
+    def _started(self) -> tuple[LitellmProcess, Facts]:
+        """The worker, and what it has told of the provider: without that, a request could not be judged."""
+        if self._worker is None or self._facts is None:
             raise EngineUnavailable(f"The adapter of the engine {ENGINE!r} is not started.")
-        return self._worker
+        return self._worker, self._facts
 
     # ------------------------------------------------------------------------------------------------------ requests
 
@@ -151,9 +153,9 @@ class Adapter(EngineAdapter[CloudOptions]):
         if not isinstance(request, ChatRequest) and isinstance(request.logprobs, int):
             raise UnsupportedParameter("logprobs", ENGINE)  # litellm leaves them out of this route's answers
 
-    def _fields(self, request: GenerateRequest) -> dict[str, Any]:
+    def _fields(self, request: GenerateRequest, dialect: Dialect) -> dict[str, Any]:
         """The request as litellm takes it."""
-        fields = request_body(request, self._dialect(), self.options.model)
+        fields = request_body(request, dialect, self.options.model)
         del fields["model"]  # the configuration's; it is not for a caller to choose
         for message in fields.get("messages", ()):
             if message.get("tool_calls") and not message["content"]:
@@ -162,20 +164,14 @@ class Adapter(EngineAdapter[CloudOptions]):
             del fields["stream"], fields["stream_options"]
         return fields
 
-    def _dialect(self) -> Dialect:
-        has_old_name = self._facts is None or "max_tokens" in self._facts.parameters
-        return Dialect(
-            parameters=self.capabilities.parameters,
-            chat_limit="max_tokens" if has_old_name else "max_completion_tokens",
-        )
-
     async def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
-        worker = self._started()
+        worker, facts = self._started()
         self.check_parameters(request)
-        reader = StreamReader(ENGINE, request, self._dialect(), on_unknown_reason=self._count_unknown_reason)
+        dialect = dialect_of(facts, self.capabilities.parameters)
+        reader = StreamReader(ENGINE, request, dialect, on_unknown_reason=self._count_unknown_reason)
         route = "chat" if isinstance(request, ChatRequest) else "completion"
         try:
-            async with contextlib.aclosing(await worker.ask(route, self._fields(request))) as events:
+            async with contextlib.aclosing(await worker.ask(route, self._fields(request, dialect))) as events:
                 deadline = self._deadline(self.options.first_token_timeout_s)
                 while (event := await self._next(events, deadline)) is not None:
                     num_before = reader.num_chunks
@@ -189,8 +185,9 @@ class Adapter(EngineAdapter[CloudOptions]):
             yield chunk
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        worker = self._started()
-        fields = self._embedding_fields(request)
+        worker, facts = self._started()
+        self.check_embedding(request)
+        fields = embedding_fields(request, facts)
         vectors: list[list[float]] = [[] for _ in request.input]
         prompt_tokens = 0
         try:
@@ -208,16 +205,6 @@ class Adapter(EngineAdapter[CloudOptions]):
         if not all(vectors):
             raise _no_vectors()
         return Embeddings(vectors, prompt_tokens)
-
-    def _embedding_fields(self, request: EmbeddingRequest) -> dict[str, Any]:
-        self.check_embedding(request)
-        assert self._facts is not None
-        fields: dict[str, Any] = {"input": request.input}
-        if isinstance(request.dimensions, int):
-            fields["dimensions"] = request.dimensions
-        if self._facts.provider in SPEAK_OPENAI or "encoding_format" in self._facts.embedding_parameters:
-            fields["encoding_format"] = "float"
-        return fields
 
     async def _next(self, events: AsyncGenerator[bytes, None], deadline: float) -> bytes | None:
         """The next event, None at the end. Raises `EngineTimeout` when none comes in time."""
@@ -248,6 +235,20 @@ def capabilities(facts: Facts) -> Capabilities:
         parameters=(OF_BOTH_ROUTES | (OF_CHAT if is_chat else frozenset())) & supported | limits,
         load=frozenset({"running"}),
     )
+
+
+def dialect_of(facts: Facts, parameters: frozenset[str]) -> Dialect:
+    has_old_name = "max_tokens" in facts.parameters
+    return Dialect(parameters=parameters, chat_limit="max_tokens" if has_old_name else "max_completion_tokens")
+
+
+def embedding_fields(request: EmbeddingRequest, facts: Facts) -> dict[str, Any]:
+    fields: dict[str, Any] = {"input": request.input}
+    if isinstance(request.dimensions, int):
+        fields["dimensions"] = request.dimensions
+    if facts.provider in SPEAK_OPENAI or "encoding_format" in facts.embedding_parameters:
+        fields["encoding_format"] = "float"
+    return fields
 
 
 def error_of(failure: Failure, *, has_begun: bool) -> GoodgateError:

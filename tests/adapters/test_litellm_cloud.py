@@ -24,6 +24,7 @@ from adapters.conformance import chat as _chat
 from adapters.conformance import check_order, completion
 from adapters.errors import (
     ContextLengthExceeded,
+    EngineError,
     EngineFailed,
     EngineKeyRefused,
     EngineTimeout,
@@ -37,7 +38,7 @@ from adapters.errors import (
     UnsupportedParameter,
 )
 from adapters.litellm_cloud import Adapter, CloudOptions, capabilities
-from adapters.servers import litellm_worker
+from adapters.servers import litellm_process, litellm_worker
 from adapters.servers.litellm_process import CallFailed, Facts
 from adapters.servers.litellm_worker import HOW, MALICIOUS, PINNED, WINDOW, Unusable, describe, import_litellm
 from adapters.types import ChatRequest, Chunk, EmbeddingRequest, GenerateRequest
@@ -349,7 +350,7 @@ async def test_a_slow_reader_stops_its_own_stream_and_no_other(openai: Provider)
     async with contextlib.aclosing(openai.adapter.generate(_chat(), request_id="slow")) as slow:
         await anext(slow)
         await asyncio.sleep(0.5)
-        running = openai.adapter._started()._running
+        running = openai.adapter._started()[0]._running
         assert running is not None
         [waiting] = running._calls.values()
         assert waiting.frames.qsize() <= WINDOW
@@ -363,14 +364,20 @@ async def test_a_slow_reader_stops_its_own_stream_and_no_other(openai: Provider)
 
 
 @needs_litellm
-async def test_a_silent_provider_meets_our_deadlines() -> None:
-    async with provider("openai/small", "/v1", first_token_timeout_s=3, token_timeout_s=0.3) as made:
-        for reply in (Reply.stream(events(HELLO[:1], done=False), "hold"), Reply.silent()):
-            made.forget()
-            made.twin.reply(CHAT, reply)
+@shared
+async def test_a_silent_provider_meets_our_deadlines(openai: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for the first token, and one between tokens, each the shorter of the two here in its turn."""
+    for reply, limits in (
+        (Reply.silent(), {"first_token_timeout_s": 0.3, "token_timeout_s": 20.0}),
+        (Reply.stream(events(HELLO[:1], done=False), "hold"), {"first_token_timeout_s": 20.0, "token_timeout_s": 0.3}),
+    ):
+        openai.forget()
+        openai.twin.reply(CHAT, reply)
+        monkeypatch.setattr(openai.adapter, "options", msgspec.structs.replace(openai.adapter.options, **limits))
+        async with asyncio.timeout(10):
             with pytest.raises(EngineTimeout, match="silent"):
-                await collect(made.adapter, chat())
-            await made.twin.client_left(within_s=1)
+                await collect(openai.adapter, chat())
+        await openai.twin.client_left(within_s=1)
 
 
 # --------------------------------------------------------------------------------------------------------------- errors
@@ -426,6 +433,24 @@ async def test_a_key_that_a_provider_repeats_is_taken_out(openai: Provider) -> N
     openai.twin.reply(CHAT, Reply.plain(400, {"error": {"message": f"Bad header: Bearer {KEY}"}}))
     with pytest.raises(InvalidRequest, match=r"Bearer \[key\]"):
         await collect(openai.adapter, chat())
+
+
+@needs_litellm
+@shared
+@pytest.mark.parametrize("status", [302, 307, 308])
+@pytest.mark.parametrize("wire", ["openai", "anthropic"])
+async def test_a_redirect_takes_neither_the_prompt_nor_the_key_to_another_address(
+    openai: Provider, anthropic: Provider, wire: str, status: int
+) -> None:
+    made = openai if wire == "openai" else anthropic
+    async with Twin(otherwise=Reply.plain(200, {})) as stranger:
+        reply = Reply.plain(status, b"", Location=f"{stranger.url}/elsewhere")
+        made.twin.reply(CHAT, reply)
+        made.twin.reply(MESSAGES, reply)
+        with pytest.raises(EngineError):
+            await collect(made.adapter, chat())
+        assert len(made.twin.requests) == 1
+        assert not stranger.requests
 
 
 @needs_litellm
@@ -498,7 +523,7 @@ async def test_tools_that_would_make_others_connect_are_refused(openai: Provider
 )
 async def test_the_worker_passes_on_no_field_but_those_it_knows(openai: Provider, field: str) -> None:
     fields = {"messages": [{"role": "user", "content": "Hi"}], field: "http://127.0.0.1:9"}
-    events = await openai.adapter._started().ask("chat", fields)
+    events = await openai.adapter._started()[0].ask("chat", fields)
     with pytest.raises(CallFailed, match=field):
         await anext(events)
     assert not openai.twin.requests
@@ -529,7 +554,7 @@ async def test_an_engine_without_vectors_says_so() -> None:
 
 
 def worker_pid(adapter: Adapter) -> int:
-    running = adapter._started()._running
+    running = adapter._started()[0]._running
     assert running is not None
     supervisor = running._process.pid
     return int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()[0])
@@ -600,6 +625,49 @@ async def test_a_worker_that_dies_fails_what_is_open_and_is_started_again_with_a
 
 
 @needs_litellm
+async def test_a_frozen_worker_is_not_ready_until_it_thaws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(litellm_process, "PING_TIMEOUT_S", 0.3)
+    async with provider("openai/small", "/v1") as made:
+        pid = worker_pid(made.adapter)
+        os.kill(pid, signal.SIGSTOP)
+        health = await made.adapter.health()
+        assert (health.ready, "has not answered" in health.reason) == (False, True)
+        os.kill(pid, signal.SIGCONT)
+        monkeypatch.undo()
+        assert (await made.adapter.health()).ready
+        assert worker_pid(made.adapter) == pid
+
+
+@needs_litellm
+async def test_who_leaves_while_a_dead_worker_is_removed_does_not_end_the_removal() -> None:
+    async with provider("openai/small", "/v1") as made:
+        running = made.adapter._started()[0]._running
+        assert running is not None
+        os.kill(worker_pid(made.adapter), signal.SIGKILL)
+        async with asyncio.timeout(5):
+            while running.is_open:  # noqa: ASYNC110 - nothing announces it
+                await asyncio.sleep(0.001)
+        asking = asyncio.create_task(collect(made.adapter, chat()))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait({asking})
+    assert not os.path.exists(running._folder)  # noqa: ASYNC240 - one look, at the end
+    assert not [task for task in asyncio.all_tasks() if "litellm" in task.get_name()]
+
+
+@needs_litellm
+async def test_a_worker_that_says_what_none_would_is_no_start_that_never_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(litellm_process, "START_TIMEOUT_S", 1.0)
+    python = tmp_path / "python"
+    babbler = "import os, sys, time; os.write(int(sys.argv[-1]), b'\\xff' * 9); time.sleep(60)"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{babbler}" "$@"\n')
+    python.chmod(0o755)
+    assert "was not ready" in await start_failure(python=str(python))
+
+
+@needs_litellm
 def test_the_worker_does_not_outlive_us_though_we_are_killed(tmp_path: Path) -> None:
     code = """
 import asyncio
@@ -626,7 +694,7 @@ asyncio.run(main())
 @needs_litellm
 async def test_nothing_is_started_after_a_close() -> None:
     async with provider("openai/small", "/v1") as made:
-        worker = made.adapter._started()
+        worker, _ = made.adapter._started()
         os.kill(worker_pid(made.adapter), signal.SIGKILL)
         asking = [asyncio.create_task(worker.facts()) for _ in range(3)]
         await worker.close()
@@ -721,6 +789,10 @@ async def start_failure(**given: Any) -> str:
         with pytest.raises(EngineUnavailable) as caught:
             await adapter.start()
         assert not (await adapter.health()).ready
+        with pytest.raises(EngineUnavailable, match="not started"):
+            await collect(adapter, chat())
+        with pytest.raises(EngineUnavailable, match="not started"):
+            await adapter.embed(EmbeddingRequest(model="small", input=["a"]))
         return caught.value.message
     finally:
         await adapter.close()
