@@ -2,6 +2,7 @@
 
     worker = LitellmProcess(python, setup)
     facts = await worker.facts()                      # starts it where it does not run; raises `EngineUnavailable`
+    await worker.check_alive()                        # the same, and it has to answer
     async with aclosing(await worker.ask("chat", fields)) as events:
         async for event in events: ...                # leaving early stops the provider
     await worker.close()
@@ -42,6 +43,7 @@ from adapters.servers.litellm_worker import (
     FAILED,
     MAX_FRAME,
     MORE,
+    PING,
     READY,
     REFUSED,
     SETUP,
@@ -53,6 +55,7 @@ from adapters.servers.litellm_worker import (
 WORKER = Path(__file__).with_name("litellm_worker.py")
 START_TIMEOUT_S = 60.0
 STOP_GRACE_S = 2.0
+PING_TIMEOUT_S = 3.0  # it imports nothing and waits for nobody once it is up: who is silent for so long is frozen
 LOG_TAIL_BYTES = 16 << 10  # of what the worker writes; kept in memory, because it might quote a prompt
 
 PATIENT = Policy(max_quick=sys.maxsize)  # each use asks for it anew, so it is never given up
@@ -144,10 +147,11 @@ class _Running:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 answer = await read_frame(reader)
+                if answer is None:
+                    await self._process.wait()
         except TimeoutError:
             raise EngineUnavailable(f"{NAME} was not ready after {START_TIMEOUT_S:g} s.") from None
         if answer is None:
-            await self._process.wait()
             raise EngineUnavailable(f"{NAME} {describe_exit(self._process.returncode)}.{self._log_tail()}")
         if answer[1] == REFUSED:
             raise EngineUnavailable(msgspec.json.decode(answer[2])["message"])
@@ -183,6 +187,22 @@ class _Running:
         self.is_open = False
         for call in self._calls.values():
             call.frames.put_nowait(None)
+
+    async def ping(self, number: int) -> None:
+        """Raises `EngineUnavailable` where no answer comes: the channel of a frozen process stays open."""
+        call = self.open(number)
+        self.send(number, PING)
+        try:
+            async with asyncio.timeout(PING_TIMEOUT_S):
+                answer = await call.frames.get()
+        except TimeoutError:
+            raise EngineUnavailable(
+                f"{NAME} has not answered for {PING_TIMEOUT_S:g} s; see if it is stopped."
+            ) from None
+        finally:
+            self.forget(number)
+        if answer is None:
+            raise _lost(has_begun=False)
 
     async def _keep_log(self) -> None:
         assert self._process.stderr is not None
@@ -221,6 +241,7 @@ class LitellmProcess:
         self._numbers = itertools.count(1)
         self._running: _Running | None = None
         self._starting: asyncio.Task[_Running] | None = None
+        self._burial: asyncio.Task[None] | None = None
         self._crashes = Crashes()
         self._not_before = 0.0
         self._reason = ""
@@ -232,6 +253,10 @@ class LitellmProcess:
         assert running.facts is not None
         return running.facts
 
+    async def check_alive(self) -> None:
+        running = await self._connected()
+        await running.ping(self._next_number())
+
     async def ask(self, route: str, fields: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
         """The answer's events, each as JSON. Raises `CallFailed`, and our errors for what happens to the worker."""
         payload = msgspec.json.encode({"route": route, "fields": fields})
@@ -240,7 +265,7 @@ class LitellmProcess:
         return self._events(await self._connected(), payload)
 
     async def _events(self, running: _Running, payload: bytes) -> AsyncGenerator[bytes, None]:
-        number = next(self._numbers) % 2**32
+        number = self._next_number()
         call = running.open(number)
         self.num_open += 1
         has_ended = False
@@ -268,6 +293,9 @@ class LitellmProcess:
             running.forget(number)
             if not has_ended:
                 running.send(number, CANCEL)
+
+    def _next_number(self) -> int:
+        return next(self._numbers) % 2**32
 
     async def _connected(self) -> _Running:
         """The worker that runs, or a new one. Who is cancelled while waiting does not cancel its start."""
@@ -307,12 +335,14 @@ class LitellmProcess:
             self._count_crash(None, getattr(error, "message", f"{NAME} did not start."))
 
     async def _bury(self) -> None:
-        """Account for a worker that has ended by itself."""
+        """Account for a worker that has ended by itself. Who is cancelled while waiting does not end its removal."""
         running, self._running = self._running, None
         if running is not None:
             assert running.ready_at is not None
             self._count_crash(asyncio.get_running_loop().time() - running.ready_at, f"{NAME} has ended by itself.")
-            await running.stop()
+            self._burial = asyncio.create_task(running.stop(), name="the removal of a litellm worker")
+        if self._burial is not None:
+            await asyncio.shield(self._burial)
 
     def _count_crash(self, uptime_s: float | None, reason: str) -> None:
         self._crashes = self._crashes.and_one(uptime_s)
@@ -325,6 +355,8 @@ class LitellmProcess:
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.wait({self._starting})
+        if self._burial is not None:
+            await asyncio.wait({self._burial})
         running, self._running = self._running, None
         if running is not None:
             await running.stop()

@@ -61,8 +61,8 @@ HEAD = struct.Struct(">IIc")  # the length of what follows, the call, the kind
 MAX_FRAME = 64 << 20
 WINDOW = 64  # events of one call that may be under way: a reader that is slow stops its own stream and no other
 
-SETUP, CALL, MORE, CANCEL = b"S", b"Q", b"M", b"C"
-READY, REFUSED, EVENT, END, FAILED = b"R", b"X", b"E", b"Z", b"F"
+SETUP, CALL, MORE, CANCEL, PING = b"S", b"Q", b"M", b"C", b"P"
+READY, REFUSED, EVENT, END, FAILED, PONG = b"R", b"X", b"E", b"Z", b"F", b"O"
 
 Frame = tuple[int, bytes, bytes]  # call, kind, payload
 
@@ -119,16 +119,18 @@ _current: ContextVar[Call | None] = ContextVar("current", default=None)
 
 
 def _watch_calls() -> None:
-    """Note each HTTP response and each of litellm's streams with the call that caused it.
+    """Note each HTTP response and each of litellm's streams with the call that caused it, and follow no redirect.
 
-    There is no other way to both that works for every provider; the version is pinned, and tests replay it.
+    A redirect would take the prompt, and a key that is not in `Authorization` (Anthropic's, Azure's), to whomever it
+    names: httpx (0.28) takes only that one header off. There is no other way to all this that works for every provider;
+    the version is pinned, and tests replay it.
     """
     client: Any = importlib.import_module("httpx").AsyncClient
     stream: Any = importlib.import_module("litellm.litellm_core_utils.streaming_handler").CustomStreamWrapper
     send, init = client.send, stream.__init__
 
     async def noted_send(*arguments: Any, **options: Any) -> Any:
-        response = await send(*arguments, **options)
+        response = await send(*arguments, **{**options, "follow_redirects": False})
         if (call := _current.get()) is not None:
             call.responses.append(response)
         return response
@@ -386,6 +388,8 @@ class Worker:
             call = self._calls.get(number)
             if kind == CALL:
                 self._begin(number, model, json.loads(payload))
+            elif kind == PING:
+                await self._send(number, PONG)
             elif kind == CANCEL and call is not None and call.task is not None:
                 call.task.cancel()
             elif kind == MORE and call is not None:
