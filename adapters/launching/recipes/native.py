@@ -14,13 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import adapters
 from adapters.launching.launch import HOST, Installation, LaunchSpec
 
 if TYPE_CHECKING:
     from adapters.models.model_store import Model
 
 ENGINE = "native"
-ROOT = Path(__file__).parents[2]
+ROOT = Path(adapters.__file__).parents[1]
 
 
 def installed(home: Path) -> Installation:

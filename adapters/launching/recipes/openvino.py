@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from adapters.errors import EngineUnavailable
+import adapters
 from adapters.launching.launch import HOST, Installation, LaunchSpec
 from adapters.launching.recipes import Environment, Say, num_cores
 
@@ -31,7 +32,7 @@ PACKAGES = {
     "uvloop": "0.23.0",
 }
 SERVER = "adapters.servers.openvino_server"
-OUR_PACKAGE = Path(__file__).parents[2]
+OUR_PACKAGE = Path(adapters.__file__).parent
 
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
