@@ -70,6 +70,8 @@ class Live:
             if address := [word for word in line.split() if word.startswith("http://")]:
                 self.url = address[0].removesuffix("/v1")
                 break
+        if not self.url:
+            self.up.communicate(timeout=30)  # it has ended, and its pipe must not spoil a later test
         assert self.url, f"{self.engine} did not start:\n{''.join(said)}"
         self.ready_s = time.monotonic() - began
 

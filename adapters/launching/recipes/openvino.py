@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from adapters.errors import EngineUnavailable
 import adapters
+from adapters.errors import EngineUnavailable
 from adapters.launching.launch import HOST, Installation, LaunchSpec
 from adapters.launching.recipes import Environment, Say, num_cores
 
