@@ -29,6 +29,7 @@ from adapters.errors import (
     InvalidRequest,
     StreamInterrupted,
 )
+from adapters.interleaving import interleaved
 from adapters.launching.launch import Launchable
 from adapters.models.chat_template import ChatTemplate
 from adapters.models.model_files import not_installed
@@ -217,7 +218,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
                 engine.generate(prompt_ids, params_of(request, index), request_id=f"{request_id}/{index}")
                 for index in range(request.num_choices)
             ]
-            async with contextlib.aclosing(_merged(streams)) as deltas:
+            async with contextlib.aclosing(interleaved(streams)) as deltas:
                 async for index, delta in deltas:
                     account.add(index, delta)
                     if delta.text or delta.finish_reason is not None:
@@ -304,33 +305,6 @@ _SAMPLING_FIELDS = (
     "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "ignore_eos",
 )  # fmt: skip
-
-
-async def _merged(
-    streams: list[AsyncGenerator[Delta, None]],
-) -> AsyncGenerator[tuple[int, Delta], None]:
-    """Deltas of several streams as they come. Closing it closes them all."""
-    if len(streams) == 1:
-        async with contextlib.aclosing(streams[0]) as only:
-            async for delta in only:
-                yield 0, delta
-        return
-    waiting = {asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(streams)}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=waiting.__getitem__):
-                index = waiting.pop(task)
-                if isinstance(task.exception(), StopAsyncIteration):
-                    continue
-                yield index, task.result()
-                waiting[asyncio.ensure_future(anext(streams[index]))] = index
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        for stream in streams:
-            await stream.aclose()
 
 
 def _prompt_field(request: GenerateRequest) -> str:

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
 from adapters.base import Capabilities
 from adapters.errors import EngineUnavailable, InvalidRequest
-from adapters.models.chat_template import ChatTemplate
 from adapters.tools.tool_text import (
     MARKERS,
     Arguments,
@@ -37,6 +36,9 @@ from adapters.tools.tool_text import (
     mistral_id,
 )
 from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Usage
+
+if TYPE_CHECKING:
+    from adapters.models.chat_template import ChatTemplate
 
 TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 ToolParser: TypeAlias = ToolFormat | Literal["auto", "none"]  # an engine's option: `auto` asks the chat template

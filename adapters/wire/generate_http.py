@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from adapters.errors import EngineProtocolError, GoodgateError, StreamInterrupted
+from adapters.interleaving import interleaved
 from adapters.tools.tool_calls import CallChunks, Offer
 from adapters.tools.tool_text import ToolFormat
 from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Usage
@@ -358,7 +358,7 @@ async def choices_apart(
         for index in range(num_choices)
     ]
     usages: list[Usage] = []
-    async with contextlib.aclosing(_merged(streams)) as chunks:
+    async with contextlib.aclosing(interleaved(streams)) as chunks:
         async for index, chunk in chunks:
             if chunk.usage is None:
                 yield msgspec.structs.replace(chunk, index=index) if index else chunk
@@ -372,28 +372,3 @@ def _one_choice(request: GenerateRequest, index: int) -> GenerateRequest:
     """The request for one choice. Choices of a seeded request differ, but repeatably."""
     seed = (request.seed + index + 2**63) % 2**64 - 2**63 if isinstance(request.seed, int) else request.seed
     return msgspec.structs.replace(request, n=UNSET, seed=seed)
-
-
-async def _merged(streams: list[AsyncGenerator[Chunk, None]]) -> AsyncGenerator[tuple[int, Chunk], None]:
-    """Chunks of several streams as they come."""
-    if len(streams) == 1:
-        async with contextlib.aclosing(streams[0]) as only:
-            async for chunk in only:
-                yield 0, chunk
-        return
-    waiting = {asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(streams)}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=waiting.__getitem__):
-                index = waiting[task]
-                if not isinstance(task.exception(), StopAsyncIteration):
-                    yield index, task.result()
-                    waiting[asyncio.ensure_future(anext(streams[index]))] = index
-                del waiting[task]
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        for stream in streams:
-            await stream.aclose()
