@@ -79,6 +79,12 @@ _OVERFLOW_WORDS = re.compile(
 _PROMPT_TOO_LONG = re.compile(
     r"prompt length.{0,160}exceed|input \(\d+ tokens\) is (too large|larger than)", re.IGNORECASE
 )
+# TGI's OpenAI route says 422 of every error in a stream; its words are the only sign of what it was (router/src/infer).
+_WORDS_BEHIND_422: dict[str, type[GoodgateError]] = {
+    "Model is overloaded": Overloaded,
+    "Request failed during generation": EngineFailed,
+    "Incomplete generation": EngineFailed,
+}
 _LOADING = re.compile(r"loading|starting|warming|not ready", re.IGNORECASE)
 
 
@@ -186,11 +192,17 @@ def _plain_text(body: bytes) -> str:
 def _kind(status: int, complaint: Complaint) -> type[GoodgateError]:
     if (status in (400, 413, 422) and _is_overflow(complaint)) or _PROMPT_TOO_LONG.search(complaint.message):
         return ContextLengthExceeded
+    if status == 422 and (kind := _kind_behind_422(complaint.message)) is not None:
+        return kind
     if status == 503 and _LOADING.search(complaint.message):
         return EngineUnavailable
     if status in _BY_STATUS:
         return _BY_STATUS[status]
     return EngineFailed if status >= 500 else EngineProtocolError
+
+
+def _kind_behind_422(message: str) -> type[GoodgateError] | None:
+    return next((kind for words, kind in _WORDS_BEHIND_422.items() if message.startswith(words)), None)
 
 
 def _is_overflow(complaint: Complaint) -> bool:

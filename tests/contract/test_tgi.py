@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from adapters.errors import (
+    EngineFailed,
+    GoodgateError,
     InvalidRequest,
+    Overloaded,
     UnsupportedParameter,
 )
 from tests.contract import tgi_transcripts
@@ -189,3 +192,24 @@ async def test_a_tool_call_of_tgi_has_one_head_and_the_reason_that_it_never_give
         assert first[0]["function"]["name"] == "f"
         assert second == [{"index": 0, "function": {"arguments": '": 1}'}}]
         assert reasons_of(chunks) == ["tool_calls"]
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("Model is overloaded", Overloaded),
+        ("Request failed during generation: Server error: CUDA out of memory", EngineFailed),
+        ("Incomplete generation stream", EngineFailed),
+        ("Input validation error: `top_p` must be > 0.0 and < 1.0", InvalidRequest),
+    ],
+)
+async def test_an_overloaded_tgi_is_told_from_a_bad_request_though_both_say_422(
+    words: str, kind: type[GoodgateError]
+) -> None:
+    async with engine("tgi", route="openai") as (adapter, twin):
+        twin.reply(
+            CHAT, Reply.stream(event({"error": {"message": words, "http_status_code": 422}}), b"data: [DONE]\n\n")
+        )
+        with pytest.raises(GoodgateError) as caught:
+            await collect(adapter, chat())
+    assert type(caught.value) is kind
