@@ -32,7 +32,7 @@ from adapters.tools.tool_calls import Offer, ToolParser, call_schema, offered, w
 from adapters.tools.tool_text import ToolFormat
 from adapters.types import ChatRequest, GenerateRequest, TokenizeRequest, Tokens, set_fields
 from adapters.wire.engine_client import Exchange, Post
-from adapters.wire.generate_http import GenerateReader, Parse, Piece, call_reader, token_count
+from adapters.wire.generate_http import GenerateReader, Parse, Piece, call_reader
 from adapters.wire.openai_http import (
     EmbeddingOptions,
     LoadMetrics,
@@ -41,6 +41,7 @@ from adapters.wire.openai_http import (
     serves_embeddings_only,
 )
 from adapters.wire.openai_wire import Dialect
+from adapters.wire.vocabulary import token_count
 from adapters.wire.wire_errors import error_from_response
 
 LIMITS = {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n"}

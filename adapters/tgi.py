@@ -47,9 +47,10 @@ from adapters.tools.tool_calls import Offer, ToolParser, call_schema, offered, w
 from adapters.tools.tool_text import TOOL_TOKENS, ToolFormat
 from adapters.types import ChatRequest, Chunk, GenerateRequest, TokenizeRequest, Tokens, Usage
 from adapters.wire.engine_client import Exchange, Post
-from adapters.wire.generate_http import GenerateReader, Piece, StopCutter, call_reader, choices_apart, token_count
+from adapters.wire.generate_http import GenerateReader, Piece, StopCutter, call_reader, choices_apart
 from adapters.wire.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter, SideRoutes
 from adapters.wire.openai_wire import Dialect, StreamReader, request_body
+from adapters.wire.vocabulary import token_count
 
 COMMON = {"max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "n", "stop", "frequency_penalty"}
 DETAILS = {"logprobs", "top_logprobs"}

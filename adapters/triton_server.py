@@ -42,9 +42,10 @@ from adapters.tools.tool_calls import ToolParser, offered, with_tools
 from adapters.tools.tool_text import ToolFormat
 from adapters.types import Chunk, GenerateRequest
 from adapters.wire.engine_client import EngineClient, Exchange, HTTPOptions, Post
-from adapters.wire.generate_http import GenerateReader, Piece, call_reader, choices_apart, token_count
+from adapters.wire.generate_http import GenerateReader, Piece, call_reader, choices_apart
 from adapters.wire.load_metrics import LoadMetrics, told_fields
 from adapters.wire.side_routes import read_text
+from adapters.wire.vocabulary import token_count
 
 LIMITS = {"max_tokens", "max_completion_tokens", "stop", "n"}
 SAMPLING = {"temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty"}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
@@ -22,10 +22,10 @@ from adapters.errors import EngineProtocolError, GoodgateError, StreamInterrupte
 from adapters.interleaving import interleaved
 from adapters.tools.tool_calls import CallChunks, Offer
 from adapters.tools.tool_text import ToolFormat
-from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Usage
+from adapters.types import ChatRequest, Chunk, GenerateRequest, Usage
 from adapters.wire.engine_client import Reader
-from adapters.wire.openai_wire import as_completion_logprobs, as_finish_reason, max_pieces
 from adapters.wire.sse import Event, EventSplitter
+from adapters.wire.vocabulary import as_completion_logprobs, as_finish_reason, max_pieces
 from adapters.wire.wire_errors import as_failure, stream_error
 
 HALF_CHARACTER = "\ufffd"  # what detokenizers write for bytes whose character is not complete yet
@@ -43,18 +43,6 @@ class Piece(Struct, frozen=True, kw_only=True):
     completion_tokens: int | None = None  # of this choice so far, where the engine tells
     cached_tokens: int | None = None
     logprobs: Raw | None = None
-
-
-def token_count(told: Any) -> int | None:
-    """A number of tokens as engines write it: plain, as a string, or as a list of one. What cannot be one counts as
-    not told: an account must not spoil an answer.
-    """
-    if isinstance(told, list):
-        told = told[0] if told else None
-    if isinstance(told, str) and told.isdecimal() and len(told) < 16:
-        told = int(told)
-    is_number = isinstance(told, int) and not isinstance(told, bool)
-    return told if is_number and 0 <= told <= 2**53 else None
 
 
 class Answer:
@@ -213,7 +201,7 @@ class GenerateReader:
         if answer.is_finished:
             return None
         offset = len(answer.text)
-        reason = self._finish_reason(piece.finish_reason)
+        reason = as_finish_reason(self._engine, piece.finish_reason, self._on_unknown_reason)
         answer.add(piece.text, is_whole=piece.is_whole)
         answer.completion_tokens = piece.completion_tokens or answer.completion_tokens
         self._check_length()
@@ -236,14 +224,6 @@ class GenerateReader:
         """A choice was cut; when no other is open there is nothing to wait for."""
         if engine_goes_on and all(other.is_finished for other in self._answers if other is not answer):
             self.is_done = self.is_cut = True
-
-    def _finish_reason(self, reason: str | None) -> FinishReason | None:
-        if not reason:
-            return None
-        known = as_finish_reason(self._engine, reason)
-        if known is None:
-            self._on_unknown_reason()
-        return known or "stop"
 
     def _logprobs(self, logprobs: Raw | None, offset: int) -> Raw | None:
         if logprobs is None or isinstance(self._request, ChatRequest):

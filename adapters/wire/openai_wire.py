@@ -24,10 +24,11 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from adapters.base import is_default
-from adapters.errors import EngineFailed, EngineProtocolError, InvalidRequest, StreamInterrupted
+from adapters.errors import EngineProtocolError, InvalidRequest, StreamInterrupted
 from adapters.tools.tool_deltas import ToolDeltas
 from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Message, Usage, set_fields
 from adapters.wire.sse import Event, EventSplitter
+from adapters.wire.vocabulary import as_completion_logprobs, as_finish_reason, max_pieces
 from adapters.wire.wire_errors import stream_error
 
 _NOTHING = Raw(b"")
@@ -158,41 +159,6 @@ class _Payload(Struct):
 
 _payloads = msgspec.json.Decoder(_Payload)
 
-_FINISH_REASONS: dict[str, FinishReason] = {
-    "stop": "stop",
-    "eos": "stop",
-    "eos_token": "stop",
-    "end": "stop",
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "word": "stop",
-    "repetition": "stop",
-    "length": "length",
-    "limit": "length",
-    "max_tokens": "length",
-    "tool_calls": "tool_calls",
-    "tool_use": "tool_calls",
-    "function_call": "tool_calls",
-    "content_filter": "content_filter",
-    "refusal": "content_filter",
-}
-_FAILURES = frozenset({"abort", "error", "timeout", "cancelled"})
-
-
-def as_finish_reason(engine: str, reason: str | None) -> FinishReason | None:
-    """OpenAI's word for an engine's, None for an unknown one. Raises `EngineFailed` for one that means failure."""
-    if reason in _FAILURES:
-        raise EngineFailed(f"The engine {engine!r} gave up this request ({reason}).")
-    return _FINISH_REASONS.get(reason or "")
-
-
-def max_pieces(request: GenerateRequest) -> int | None:
-    """More pieces than this are no answer to `request`; None where it sets no limit.
-
-    A piece holds a token or more as a rule, but parsers of tools and reasoning may cut one into several.
-    """
-    return None if request.token_limit is None else 4 * request.token_limit * request.num_choices + 64
-
 
 class StreamReader:
     """One stream. `is_done` turns true at `[DONE]`: nothing that follows is read."""
@@ -290,7 +256,7 @@ class StreamReader:
         delta = choice.delta or _Delta()
         text = delta.content or choice.text or ""
         reasoning = delta.reasoning or delta.reasoning_content or ""
-        reason = self._finish_reason(choice.finish_reason)
+        reason = as_finish_reason(self._engine, choice.finish_reason, self._on_unknown_reason)
         tool_calls = None
         if reason is not None or _holds_something(delta.tool_calls):
             tool_calls = self._tool_calls(self._calls[index], delta.tool_calls, is_last=reason is not None)
@@ -318,14 +284,6 @@ class StreamReader:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise self._not_openai() from error
         return _joined(told, waiting)
-
-    def _finish_reason(self, reason: str | None) -> FinishReason | None:
-        if not reason:
-            return None
-        known = as_finish_reason(self._engine, reason)
-        if known is None:
-            self._on_unknown_reason()
-        return known or "stop"
 
     def _logprobs(self, logprobs: Raw, index: int) -> Raw | None:
         if not _holds_something(logprobs):
@@ -374,30 +332,3 @@ def _usage_of(raw: Raw) -> _Usage | None:
 def _on_one_line(raw: Raw) -> Raw:
     """JSON that is passed on as it came, for an event of ours: a line end in it would end the event."""
     return Raw(msgspec.json.format(bytes(raw), indent=-1)) if b"\n" in bytes(raw) else raw
-
-
-class _TokenLogprob(Struct):
-    token: str
-    logprob: float | None = None
-    top_logprobs: list[_TokenLogprob] | None = None
-
-
-class _ChatLogprobs(Struct):
-    content: list[_TokenLogprob] | None = None
-
-
-def as_completion_logprobs(logprobs: Raw, text_offset: int) -> Raw | None:
-    """Chat's shape of log-probabilities in that of the completions route, for text that starts at `text_offset`."""
-    content = msgspec.json.decode(logprobs, type=_ChatLogprobs).content
-    if not content:
-        return None
-    offsets = [text_offset]
-    for each in content:
-        offsets.append(offsets[-1] + len(each.token))
-    shape = {
-        "tokens": [each.token for each in content],
-        "token_logprobs": [each.logprob for each in content],
-        "top_logprobs": [{top.token: top.logprob for top in each.top_logprobs or ()} for each in content],
-        "text_offset": offsets[:-1],
-    }
-    return Raw(msgspec.json.encode(shape))

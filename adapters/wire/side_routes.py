@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 
 from adapters.errors import EngineProtocolError, GoodgateError
 from adapters.types import EmbeddingRequest, Embeddings, TokenizeRequest, Tokens
-from adapters.wire.generate_http import token_count
+from adapters.wire.vocabulary import token_count
 from adapters.wire.wire_errors import error_from_event, tells_error
 
 EMBEDDINGS = "/v1/embeddings"
