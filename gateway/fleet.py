@@ -199,9 +199,11 @@ class Fleet:
                         self._note_end(replica, change)
 
     async def _reconnect(self, replica: Replica) -> None:
-        """Drop the connections to the engine's former life, with what may still wait for an answer on them."""
+        """Drop the connections to the engine's former life, with what may still wait for an answer on them. Its new
+        one may listen on another port."""
         if replica.adapter is not None:
             await replica.adapter.close()
+            replica.adapter = None
         await self._connect(replica)
 
     def _note_end(self, replica: Replica, end: Restarting) -> None:

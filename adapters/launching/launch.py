@@ -135,14 +135,17 @@ def launch(
         if not installation.available:
             raise EngineUnavailable(f"The engine {engine!r} is not installed here: {installation.how}")
         model = _model(adapter, home, model_name)
-        port = free_port() if port is None else port
         read_options(options or {}, adapter.launch_options(), engine, "launch option")
-        spec = adapter.launch_spec(home=home, model=model, port=port, options=options or {})
+
+        def spec_on(port: int) -> LaunchSpec:
+            return adapter.launch_spec(home=home, model=model, port=port, options=options or {})
+
+        spec = spec_on(free_port() if port is None else port)
     except msgspec.ValidationError as error:  # of a recipe that asks for more than its struct
         raise InvalidRequest(f"A launch option of {engine} is wrong: {error}.") from error
     except OSError as error:
         raise EngineUnavailable(f"{engine} cannot be started: {describe_os_error(error)}.") from error
-    return EngineProcess(spec, home / "logs" / f"{engine}.log")
+    return EngineProcess(spec, home / "logs" / f"{engine}.log", spec_on=spec_on if port is None else None)
 
 
 def _model(adapter: type[Launchable], home: Path, name: str) -> Model:
@@ -165,8 +168,11 @@ class EngineCrashed(EngineUnavailable):
 class EngineProcess:
     """One engine as a child process. It belongs to the loop that starts it, and can be started again after its end."""
 
-    def __init__(self, spec: LaunchSpec, log_path: Path) -> None:
+    def __init__(self, spec: LaunchSpec, log_path: Path, *, spec_on: Callable[[int], LaunchSpec] | None = None) -> None:
+        """`spec_on` tells the spec for another port, where nobody has asked for a certain one: `spec` is then that of
+        the latest start."""
         self.spec = spec
+        self._spec_on = spec_on
         self.log_path = log_path
         self._process: asyncio.subprocess.Process | None = None
         self._gone: asyncio.Task[None] | None = None  # ends when the process and its group have
@@ -209,7 +215,7 @@ class EngineProcess:
             return 0.0
         if self._gone is not None:
             await asyncio.wait({self._gone})  # what a killed supervisor has left still holds the port
-        check_port_free(self.spec)
+        await self._find_port()
         await self._prepare()
         try:
             self._process = await self._spawn()
@@ -247,6 +253,18 @@ class EngineProcess:
         summary = f"{self.spec.name} {describe_exit(code)} {lived_s:.{0 if lived_s >= 10 else 1}f} s after its start."
         hint = exit_hint(code, was_ready=self._ready_at is not None)
         return EngineCrashed(summary, f"{hint}{self._log_tail()}", code)
+
+    async def _find_port(self) -> None:
+        """A port that was free when it was chosen may be taken by now, in a pause between two lives above all."""
+        try:
+            check_port_free(self.spec)
+        except EngineUnavailable:
+            if self._spec_on is None:
+                raise
+            try:
+                self.spec = await asyncio.to_thread(self._spec_on, free_port())  # it looks at files
+            except OSError as error:
+                raise EngineUnavailable(f"{self.spec.name} cannot be started: {describe_os_error(error)}.") from error
 
     async def _prepare(self) -> None:
         if self.spec.prepare is None:

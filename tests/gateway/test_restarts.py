@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -114,6 +115,24 @@ async def test_a_launched_engine_that_is_killed_serves_again_on_the_same_port(st
     assert replica.process.spec.port == port
     assert 'goodgate_replica_restarts_total{engine="fake",model="m",replica="launched"} 1.0' in await metrics(gateway)
     assert (await gateway.get("/admin/status"))[1]["models"][0]["replicas"][0]["restarts"] == 1
+
+
+@linux
+async def test_an_engine_whose_port_is_taken_while_it_is_down_serves_again_on_another(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patience(monkeypatch, Policy(first_delay_s=0.5))
+    gateway = await start(model(launched()), is_ready=False)
+    (replica,) = gateway.fleet.replicas
+    await become(replica, State.READY)
+    assert replica.process is not None
+    port = replica.process.spec.port
+    kill_engine(replica)
+    await become(replica, State.UNHEALTHY)
+    with socket.create_server(("127.0.0.1", port)):
+        await become(replica, State.READY)
+        assert replica.process.spec.port != port
+        assert (await gateway.chat())[0] == 200
 
 
 @linux
