@@ -34,6 +34,7 @@ from adapters.launching.launch import Launchable
 from adapters.models.chat_template import ChatTemplate
 from adapters.models.model_files import not_installed
 from adapters.models.model_store import ModelStore, is_store_name
+from adapters.tools.formats import ToolFormat
 from adapters.tools.tool_calls import (
     CallChunks,
     ToolParser,
@@ -44,7 +45,6 @@ from adapters.tools.tool_calls import (
     with_tool_calls,
     with_tools,
 )
-from adapters.tools.tool_text import ToolFormat
 from adapters.types import ChatRequest, Chunk, GenerateRequest, TokenizeRequest, Tokens, Usage
 
 if TYPE_CHECKING:

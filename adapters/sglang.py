@@ -28,8 +28,8 @@ from msgspec import Struct
 from adapters.config import goodgate_home
 from adapters.errors import EngineFailed, GoodgateError, UnsupportedParameter
 from adapters.models.model_text import ModelText, text_prompt
+from adapters.tools.formats import ToolFormat
 from adapters.tools.tool_calls import Offer, ToolParser, call_schema, offered, with_tools
-from adapters.tools.tool_text import ToolFormat
 from adapters.types import ChatRequest, GenerateRequest, TokenizeRequest, Tokens, set_fields
 from adapters.wire.engine_client import Exchange, Post
 from adapters.wire.generate_http import GenerateReader, Parse, Piece, call_reader

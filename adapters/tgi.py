@@ -43,8 +43,8 @@ from adapters.base import ModelInfo
 from adapters.config import goodgate_home
 from adapters.errors import GoodgateError, InvalidRequest, UnsupportedParameter
 from adapters.models.model_text import ModelText, text_prompt
+from adapters.tools.formats import TOOL_TOKENS, ToolFormat
 from adapters.tools.tool_calls import Offer, ToolParser, call_schema, offered, with_tools
-from adapters.tools.tool_text import TOOL_TOKENS, ToolFormat
 from adapters.types import ChatRequest, Chunk, GenerateRequest, TokenizeRequest, Tokens, Usage
 from adapters.wire.engine_client import Exchange, Post
 from adapters.wire.generate_http import GenerateReader, Piece, StopCutter, call_reader, choices_apart

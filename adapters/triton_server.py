@@ -38,8 +38,8 @@ from msgspec import Meta, Struct
 from adapters.base import Capabilities, Health, Load, ModelInfo
 from adapters.errors import GoodgateError
 from adapters.models.model_text import LocalTokenizer, text_prompt
+from adapters.tools.formats import ToolFormat
 from adapters.tools.tool_calls import ToolParser, offered, with_tools
-from adapters.tools.tool_text import ToolFormat
 from adapters.types import Chunk, GenerateRequest
 from adapters.wire.engine_client import EngineClient, Exchange, HTTPOptions, Post
 from adapters.wire.generate_http import GenerateReader, Piece, call_reader, choices_apart

@@ -27,8 +27,8 @@ from adapters.config import goodgate_home
 from adapters.errors import EngineUnavailable, InvalidRequest
 from adapters.models.chat_template import ChatTemplate
 from adapters.models.model_store import ModelStore
+from adapters.tools.formats import MARKERS, ToolFormat, format_of
 from adapters.tools.tool_calls import ToolParser, rendered_tools, turns_for_template, usable_format
-from adapters.tools.tool_text import MARKERS, ToolFormat, format_of
 from adapters.types import ChatRequest, GenerateRequest, TokenizeRequest, Tokens
 
 O = TypeVar("O", bound=EngineOptions)  # noqa: E741 - the conventional one-letter name for a type variable

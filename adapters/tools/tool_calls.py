@@ -23,18 +23,9 @@ from msgspec import Meta, Raw, Struct
 
 from adapters.base import Capabilities
 from adapters.errors import EngineUnavailable, InvalidRequest
-from adapters.tools.tool_text import (
-    MARKERS,
-    Arguments,
-    CallBegun,
-    Event,
-    Said,
-    Thought,
-    ToolFormat,
-    ToolText,
-    format_of,
-    mistral_id,
-)
+from adapters.tools.call_text import Arguments, CallBegun, Event, Said, Thought
+from adapters.tools.formats import MARKERS, ToolFormat, format_of, mistral_id
+from adapters.tools.tool_text import ToolText
 from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Usage
 
 if TYPE_CHECKING:

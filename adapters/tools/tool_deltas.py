@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
+from adapters.tools.formats import new_call_id
 from adapters.tools.tool_calls import call_head, call_rest
-from adapters.tools.tool_text import new_call_id
 
 _NOTHING = Raw(b"")
 

@@ -20,8 +20,8 @@ from msgspec import UNSET, Raw, Struct
 
 from adapters.errors import EngineProtocolError, GoodgateError, StreamInterrupted
 from adapters.interleaving import interleaved
+from adapters.tools.formats import ToolFormat
 from adapters.tools.tool_calls import CallChunks, Offer
-from adapters.tools.tool_text import ToolFormat
 from adapters.types import ChatRequest, Chunk, GenerateRequest, Usage
 from adapters.wire.engine_client import Reader
 from adapters.wire.sse import Event, EventSplitter

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.models.chat_template import ChatTemplate
-from adapters.tools.tool_text import FORMATS, MARKERS, CallBegun, Said, ToolFormat, ToolText, format_of, mistral_id
+from adapters.tools.call_text import CallBegun, Said
+from adapters.tools.formats import FORMATS, MARKERS, ToolFormat, format_of, mistral_id
+from adapters.tools.tool_text import ToolText
 from tests.contract.test_recordings import FOLDER
 from tests.contract.tool_formats import NOW, ROME, Answer, Call, folded, read_whole, template, written
 

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from adapters.tools.tool_text import Arguments, CallBegun, Said, Thought, ToolFormat, ToolText
+from adapters.tools.call_text import Arguments, CallBegun, Said, Thought
+from adapters.tools.formats import ToolFormat
+from adapters.tools.tool_text import ToolText
 from adapters.types import Chunk
 from tests.contract.word_model import write_word_model
 
