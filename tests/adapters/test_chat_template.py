@@ -180,7 +180,7 @@ def test_arguments_that_nest_deeper_than_python_can_follow_are_the_callers_fault
     for _ in range(depth):
         arguments = {"a": arguments}
     template = ChatTemplate("{{ messages[0].arguments | tojson }}")
-    with pytest.raises(InvalidRequest, match="deep|recursion"):
+    with pytest.raises(InvalidRequest, match=r"deep|recursion"):
         template.render_pieces([{"role": "assistant", "arguments": arguments}], ["<|im_end|>"])
 
 
