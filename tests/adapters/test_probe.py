@@ -20,7 +20,7 @@ from adapters.probing.answers import fold
 from adapters.probing.faces import headline, tally, times_markdown, verdicts_markdown
 from adapters.probing.probe import Report, Result, probe, served_model
 from adapters.probing.recognise import recognise, tell
-from adapters.probing.verdicts import MEANINGS, Seen, Verdict, from_error, judge
+from adapters.probing.verdicts import MEANINGS, Seen, Verdict, from_error, honoured, ignored, judge
 from adapters.registry import adapter_class
 from adapters.servers import fake_server
 from adapters.types import Chunk
@@ -114,6 +114,32 @@ async def test_a_silent_engine_costs_one_question_its_time_and_not_the_probe(mon
     assert results["temperature"].verdict is Verdict.VERIFIED
 
 
+async def test_a_contradiction_has_to_show_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near ties between tokens fall either way, and an answer may then look as if it had ignored something."""
+    seen = iter([ignored("a near tie"), honoured("the second time")])
+
+    async def unlucky_once(lab: Any) -> Any:
+        return next(seen)
+
+    monkeypatch.setitem(proofs.PROOFS, "stop", unlucky_once)
+    assert (await probed())["stop"].verdict is Verdict.VERIFIED
+
+
+@pytest.mark.parametrize(
+    ("lacks", "verdict"), [([], Verdict.CONTRADICTED), (["temperature"], Verdict.NOT_SHOWN)], ids=["with", "without"]
+)
+async def test_what_looks_ignored_is_no_contradiction_without_temperature(
+    monkeypatch: pytest.MonkeyPatch, lacks: list[str], verdict: Verdict
+) -> None:
+    """Then no answer can be repeated, and the next one differs anyway."""
+
+    async def looks_ignored(lab: Any) -> Any:
+        return ignored("another answer")
+
+    monkeypatch.setitem(proofs.PROOFS, "stop", looks_ignored)
+    assert (await probed(lacks=lacks))["stop"].verdict is verdict
+
+
 async def test_an_answer_of_another_shape_fails_its_capability_and_not_the_probe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -154,6 +180,31 @@ def test_a_busy_or_slow_engine_has_said_nothing() -> None:
     assert from_error(Overloaded("full")).seen is from_error(EngineTimeout("late")).seen is Seen.UNCLEAR
     assert from_error(EngineFailed("broken")).seen is Seen.FAILED
     assert from_error(InvalidRequest("no")).seen is Seen.REFUSED
+
+
+@pytest.mark.parametrize(
+    ("vectors", "num_tokens", "seen"),
+    [
+        ([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], 3, Seen.HONOURED),
+        ([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1]], 3, Seen.IGNORED),  # equal texts differ
+        ([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]], 3, Seen.IGNORED),  # different ones do not
+        ([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], 0, Seen.IGNORED),  # nothing was counted
+        ([[1.0, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0]], 3, Seen.IGNORED),
+        ([[1.0, 0.0], [0.0, 1.0]], 3, Seen.IGNORED),
+        ([[], [], []], 3, Seen.IGNORED),
+    ],
+)
+def test_vectors_mean_something_if_equal_texts_are_alike_and_others_are_not(
+    vectors: list[list[float]], num_tokens: int, seen: Seen
+) -> None:
+    assert proofs.meaningful_vectors(vectors, num_tokens).seen is seen
+
+
+def test_a_seed_repeats_its_answer_and_another_seed_does_not() -> None:
+    one, other = (fold([Chunk(text=text)]) for text in ("one", "other"))
+    assert proofs.repeatable([one, one], [one, other]).seen is Seen.HONOURED
+    assert proofs.repeatable([one, other], [one, other]).seen is Seen.IGNORED
+    assert proofs.repeatable([one, one], [one, one]).seen is Seen.IGNORED, "it never samples"
 
 
 def test_pieces_of_a_tool_call_are_put_together() -> None:

@@ -43,6 +43,7 @@ def delays(*lives: float | None, policy: Policy = DEFAULT) -> list[float | None]
     [
         ([None] * 5, [1, 2, 4, 8, None]),  # it never becomes ready
         ([9.9] * 5, [1, 2, 4, 8, None]),
+        ([10.0] * 6, [1, 2, 4, 8, 16, 30]),  # the limit itself is not quick any more
         ([20.0] * 7, [1, 2, 4, 8, 16, 30, 30]),  # it serves between its crashes: for ever
         ([None, 3, None, 20, None, 3], [1, 2, 4, 8, 16, 30]),  # not quick five times in a row
         ([20, 20, 20, 61, 20], [1, 2, 4, 1, 2]),  # a good while, and the past is forgotten
