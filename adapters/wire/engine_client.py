@@ -11,6 +11,7 @@ What it promises:
 - Three deadlines: to connect, to the first piece of text, and between pieces. Comments do not count as life.
 - Closing the generator closes the socket at once, so that the engine stops. Only a finished stream's is used again.
 - An engine that notices a closed socket late is told as well: the exchange's `farewell` goes out behind it.
+- What an engine sends without being asked is never read as the answer to the next request.
 - A pooled connection that the engine had closed meanwhile is replaced once, in silence: nobody has seen a byte yet.
 """
 
@@ -26,6 +27,8 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 import aiohttp
 import msgspec
+from aiohttp.connector import Connection
+from aiohttp.tracing import Trace
 from msgspec import Meta
 
 from adapters.base import EngineOptions, Load
@@ -51,6 +54,7 @@ LOOK_AFTER_S = 1.0  # in a silence, between two looks at the connection
 DRAIN_TIMEOUT_S = 0.05  # for the empty chunk after [DONE]: it lets the connection be used again
 MAX_PLAIN_BYTES = 4 << 20  # of an answer that is not a stream
 MAX_ANSWER_BYTES = 64 << 20  # of work answered in one piece: 2048 vectors of 1024 floats as JSON, of 4096 as base64
+MAX_STALE = 16  # connections that are closed unused for one request
 MAX_BODY_AT_ONCE = 1 << 20  # of a request; larger ones go out piece by piece
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -149,7 +153,7 @@ class EngineClient:
             headers["Authorization"] = f"Bearer {key}"
         kept = {"keepalive_timeout": KEEPALIVE_S} if keeps_connections else {"force_close": True}
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, **kept),
+            connector=_Connector(limit=0, **kept),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._options.connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -362,6 +366,24 @@ class EngineClient:
 def _payload(body: bytes) -> bytes | io.BytesIO:
     """A fresh payload for each try. aiohttp sends a large one piece by piece only if it comes as a file."""
     return body if len(body) <= MAX_BODY_AT_ONCE else io.BytesIO(body)
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Leaves out connections on which something has arrived that nobody asked for: it would be taken for the answer
+    to the next request, and one caller would read what was meant for another."""
+
+    async def connect(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list[Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - the base class has it
+    ) -> Connection:
+        for _ in range(MAX_STALE):
+            connection = await super().connect(req, traces, timeout)
+            if connection.protocol is not None and not connection.protocol.should_close:
+                return connection
+            connection.close()
+        raise aiohttp.ClientConnectionError("What listens there speaks before it is asked.")
 
 
 def _notes_reuse() -> aiohttp.TraceConfig:

@@ -100,6 +100,21 @@ async def test_an_engine_that_closes_after_every_stream_is_asked_again_without_a
     assert len(http_subject.twin.bodies) == 30
 
 
+async def test_an_answer_that_nobody_asked_for_is_not_the_answer_to_the_next_request() -> None:
+    def raw(text: str) -> bytes:
+        said = {**HELLO[0], "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}
+        body = events([said])
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        return head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+
+    async with engine("vllm", model="small") as (adapter, twin):
+        twice = Reply(status=-1, steps=(raw("first"), 0.05, raw("somebody else's")), is_chunked=False)
+        twin.reply(CHAT, twice, Reply.stream(events(HELLO)))
+        assert text_of(await collect(adapter, chat())) == "first"
+        await asyncio.sleep(0.2)
+        assert text_of(await collect(adapter, chat())) == "Hello world"
+
+
 async def test_a_pooled_connection_that_the_engine_closed_is_replaced_in_silence() -> None:
     async with engine("vllm", model="small") as (adapter, twin):
         hello = Reply.stream(events(HELLO))
