@@ -411,12 +411,14 @@ async def test_an_engine_that_stays_silent_is_given_up_and_its_socket_closed(ask
 
 
 @question
-async def test_a_slow_answer_is_waited_for_as_a_first_token_is(ask: Ask, path: str, put: Put) -> None:
+async def test_a_slow_answer_is_waited_for_as_a_first_token_is(
+    ask: Ask, path: str, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not for as long as a health probe: an embedding of many texts takes its time."""
+    monkeypatch.setattr(engine_client, "PROBE_TIMEOUT_S", 0.2)
     asked = await ask("goodgate_peer")
     ready = vectors([1], [2]) if path == EMBEDDINGS else Reply.plain(200, asked.side.replies[path])
-    slow = engine_client.PROBE_TIMEOUT_S + 0.3
-    asked.twin.reply(path, Reply(ready.status, ready.headers, (slow, *ready.steps), is_chunked=False))
+    asked.twin.reply(path, Reply(ready.status, ready.headers, (0.5, *ready.steps), is_chunked=False))
     assert await put(asked.adapter)
 
 
