@@ -182,31 +182,6 @@ def test_a_busy_or_slow_engine_has_said_nothing() -> None:
     assert from_error(InvalidRequest("no")).seen is Seen.REFUSED
 
 
-@pytest.mark.parametrize(
-    ("vectors", "num_tokens", "seen"),
-    [
-        ([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], 3, Seen.HONOURED),
-        ([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1]], 3, Seen.IGNORED),  # equal texts differ
-        ([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]], 3, Seen.IGNORED),  # different ones do not
-        ([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], 0, Seen.IGNORED),  # nothing was counted
-        ([[1.0, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0]], 3, Seen.IGNORED),
-        ([[1.0, 0.0], [0.0, 1.0]], 3, Seen.IGNORED),
-        ([[], [], []], 3, Seen.IGNORED),
-    ],
-)
-def test_vectors_mean_something_if_equal_texts_are_alike_and_others_are_not(
-    vectors: list[list[float]], num_tokens: int, seen: Seen
-) -> None:
-    assert proofs.meaningful_vectors(vectors, num_tokens).seen is seen
-
-
-def test_a_seed_repeats_its_answer_and_another_seed_does_not() -> None:
-    one, other = (fold([Chunk(text=text)]) for text in ("one", "other"))
-    assert proofs.repeatable([one, one], [one, other]).seen is Seen.HONOURED
-    assert proofs.repeatable([one, other], [one, other]).seen is Seen.IGNORED
-    assert proofs.repeatable([one, one], [one, one]).seen is Seen.IGNORED, "it never samples"
-
-
 def test_pieces_of_a_tool_call_are_put_together() -> None:
     def delta(**function: str) -> Chunk:
         return Chunk(tool_calls=msgspec.Raw(json.dumps([{"index": 0, "function": function}]).encode()))
