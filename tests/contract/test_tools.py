@@ -126,6 +126,16 @@ ACCENTS: dict[str, tuple[str, list[Any]]] = {
             delta(reason="tool_calls"),
         ],
     ),
+    "an index in the heads alone": (
+        "openai_compatible",
+        [
+            delta(part(0, "a", "get_weather", "")),
+            delta(part(None, None, None, '{"city": "Rome"}')),
+            delta(part(1, "b", "get_time", "")),
+            delta(part(None, None, None, "{}")),
+            delta(reason="tool_calls"),
+        ],
+    ),
     "gaps between the indices, and one id twice": (
         "openai_compatible",
         [
