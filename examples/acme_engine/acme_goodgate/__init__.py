@@ -23,7 +23,7 @@ from adapters.models.model_store import Model
 from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Usage, set_fields
 from adapters.wire.engine_client import EngineClient, Exchange, HTTPOptions
 from adapters.wire.generate_http import choices_apart
-from adapters.wire.openai_wire import max_pieces
+from adapters.wire.vocabulary import max_pieces
 from adapters.wire.wire_errors import stream_error
 
 # What Acme honours, and how it calls it. Anything else is refused by name, because Acme would ignore it.
