@@ -334,7 +334,8 @@ def _words(error: BaseException) -> str:
             body = json.JSONDecoder().raw_decode(text, start)[0]
             inner = body.get("error", body)
             return str(inner["message"] if isinstance(inner, dict) else inner)
-    return _PREFIX.sub("", text).strip().partition("\n")[0]
+    words = _PREFIX.sub("", text).strip().partition("\n")[0]
+    return "" if words == "b''" else words  # how litellm writes an empty body
 
 
 def _retry_after(error: BaseException) -> str | None:

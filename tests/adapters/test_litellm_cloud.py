@@ -447,7 +447,7 @@ async def test_a_redirect_takes_neither_the_prompt_nor_the_key_to_another_addres
         reply = Reply.plain(status, b"", Location=f"{stranger.url}/elsewhere")
         made.twin.reply(CHAT, reply)
         made.twin.reply(MESSAGES, reply)
-        with pytest.raises(EngineError):
+        with pytest.raises(EngineError, match=str(status)):
             await collect(made.adapter, chat())
         assert len(made.twin.requests) == 1
         assert not stranger.requests
