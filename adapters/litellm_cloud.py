@@ -40,6 +40,7 @@ from adapters.servers.litellm_process import CallFailed, Facts, Failure, Litellm
 from adapters.types import ChatRequest, Chunk, EmbeddingRequest, Embeddings, GenerateRequest
 from adapters.wire.engine_client import URL, Seconds
 from adapters.wire.openai_wire import Dialect, StreamReader, request_body
+from adapters.wire.side_routes import check_vectors
 from adapters.wire.wire_errors import as_failure, error_from_response
 
 ENGINE = "litellm_cloud"
@@ -204,6 +205,7 @@ class Adapter(EngineAdapter[CloudOptions]):
             raise _no_vectors() from error
         if not all(vectors):
             raise _no_vectors()
+        check_vectors(ENGINE, vectors, request)
         return Embeddings(vectors, prompt_tokens)
 
     async def _next(self, events: AsyncGenerator[bytes, None], deadline: float) -> bytes | None:

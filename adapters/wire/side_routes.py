@@ -76,13 +76,18 @@ def read_embeddings(engine: str, answer: bytes, request: EmbeddingRequest) -> Em
     """The vectors in the inputs' order, each finite and all of one length."""
     told = decode_answer(engine, answer, _vectors)
     vectors = [_floats(engine, each.embedding) for each in _in_order(engine, told.data, len(request.input))]
+    check_vectors(engine, vectors, request)
+    usage = told.usage if isinstance(told.usage, dict) else {}
+    return Embeddings(vectors, token_count(usage.get("prompt_tokens")) or 0)
+
+
+def check_vectors(engine: str, vectors: list[list[float]], request: EmbeddingRequest) -> None:
+    """Each finite, and all of one length: the one that was asked for, if one was."""
     length = request.dimensions if isinstance(request.dimensions, int) else len(vectors[0])
     if not length or any(len(vector) != length for vector in vectors):
         raise EngineProtocolError(f"The engine {engine!r} answered vectors that are not of the length asked for.")
     if not all(math.isfinite(sum(vector)) for vector in vectors):
         raise EngineProtocolError(f"The engine {engine!r} answered a vector that holds no numbers.")
-    usage = told.usage if isinstance(told.usage, dict) else {}
-    return Embeddings(vectors, token_count(usage.get("prompt_tokens")) or 0)
 
 
 def _in_order(engine: str, data: list[_Vector], num_inputs: int) -> list[_Vector]:

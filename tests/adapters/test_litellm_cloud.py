@@ -27,6 +27,7 @@ from adapters.errors import (
     EngineError,
     EngineFailed,
     EngineKeyRefused,
+    EngineProtocolError,
     EngineTimeout,
     EngineUnavailable,
     GoodgateError,
@@ -301,6 +302,10 @@ async def test_vectors_and_the_fields_that_they_need(openai: Provider) -> None:
         await openai.adapter.embed(EmbeddingRequest(model="small", input=["a"], dimensions=5))
     with pytest.raises(GoodgateError, match="one vector"):
         await openai.adapter.embed(EmbeddingRequest(model="small", input=["a", "b", "c"]))
+    data[0]["embedding"].append(2.0)
+    openai.twin.reply(EMBEDDINGS, Reply.plain(200, {"object": "list", "data": data, "model": "small", "usage": usage}))
+    with pytest.raises(EngineProtocolError, match="not of the length asked for"):
+        await openai.adapter.embed(EmbeddingRequest(model="small", input=["a", "b"]))
 
 
 # --------------------------------------------------------------------------------------------- leaving, slow readers
