@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from arena.evidence import digest
+from gateway import evidence
 from gateway.config import ReplicaConfig
 from gateway.evidence import Entry, EvidenceError, entry_of, parse_evidence
 from gateway.fleet import Replica
@@ -91,8 +92,46 @@ async def test_a_file_that_proves_nothing_is_told_once_and_serving_goes_on(
         assert await proven(gateway) == await proven(gateway) == {}
         status, _, _ = await gateway.chat()
     assert status == 200
-    reasons = [vars(record)["fields"]["reason"] for record in caplog.records if record.message == "no proven goodput"]
-    assert reasons == ["It was edited after the race, so it proves nothing; copy the race's own file here again."]
+    told = "It was edited after the race, so it proves nothing; copy the race's own file here again."
+    assert reasons_of(caplog) == [told]
+
+
+def reasons_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [vars(record)["fields"]["reason"] for record in caplog.records if record.message == "no proven goodput"]
+
+
+async def test_a_file_that_is_missing_is_told_once(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "goodgate"):
+        gateway = await start(model(fake()), evidence=str(tmp_path / "evidence.json"))
+        assert await proven(gateway) == await proven(gateway) == {}
+    assert reasons_of(caplog) == ["It cannot be read: No such file or directory."]
+
+
+async def test_a_file_that_is_no_evidence_by_its_size_is_not_read(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "MAX_BYTES", 100)
+    write(tmp_path / "evidence.json", document(NATIVE))
+    with caplog.at_level(logging.WARNING, "goodgate"):
+        gateway = await start(model(fake()), evidence=str(tmp_path / "evidence.json"))
+        assert await proven(gateway) == {}
+    assert reasons_of(caplog) == ["It is larger than 100 bytes."]
+
+
+async def test_a_file_is_read_again_only_when_it_has_changed(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[bytes] = []
+    monkeypatch.setattr(evidence, "parse_evidence", lambda text: reads.append(text) or parse_evidence(text))
+    path = tmp_path / "evidence.json"
+    write(path, document(NATIVE))
+    gateway = await start(model(fake()), evidence=str(path))
+    assert await proven(gateway) == await proven(gateway) != {}
+    write(path, document({**NATIVE, "ci": [12.5, None]}))
+    await proven(gateway)
+    assert len(reads) == 2
 
 
 async def test_a_race_of_other_models_gives_no_figures_and_says_so(
