@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -80,6 +81,16 @@ def test_an_installation_that_breaks_off_is_not_installed_and_quotes_the_step(tm
     assert not env.installation(PACKAGES).available
     assert "start\nno compiler" in env.log.read_text()
     assert env.run([str(env.python), "-c", "print(6 * 7)"], "trying it") == "42\n"
+
+
+def test_an_environment_that_was_interrupted_before_it_had_its_pip_is_made_anew(tmp_path: Path) -> None:
+    env = Environment(tmp_path, "acme")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(env.folder)], check=True)  # what Ctrl-C leaves
+    env.create(quiet)
+    env.pip("--version", doing="asking pip")
+    (env.folder / "kept").touch()
+    env.create(quiet)
+    assert (env.folder / "kept").exists(), "a whole environment is gone on with"
 
 
 def test_llama_cpp_gets_back_the_links_that_its_wheel_loses(llama_programs: Path) -> None:

@@ -29,6 +29,7 @@ from adapters.launching.launch import Installation
 
 Say = Callable[[str], None]
 MARKER = "installed.json"
+MADE = "environment.made"  # written when Python's venv has come to its end: one that broke off may lack its pip
 
 
 class InstallFailed(GoodgateError):
@@ -71,9 +72,10 @@ class Environment:
         (self.folder / MARKER).unlink(missing_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.write_bytes(b"")
-        if not self.python.exists():
+        if not (self.folder / MADE).exists():
             say(f"making a Python environment in {self.folder}")
-            self.run([sys.executable, "-m", "venv", str(self.folder)], "making the environment")
+            self.run([sys.executable, "-m", "venv", "--clear", str(self.folder)], "making the environment")
+            (self.folder / MADE).touch()
 
     def remove(self) -> None:
         """Take the environment away; the marker first, so that what a break-off leaves counts as unfinished."""
