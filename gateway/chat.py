@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 from adapters.errors import EngineUnavailable, GoodgateError, InvalidRequest, StreamInterrupted
 from adapters.wire.sse import EventSplitter
 
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0  # and for the list of models, which no engine is asked for
+DEFAULT_TEMPERATURE = 0.2  # small models ramble above 0.3
 NO_GATEWAY = "What answers there is no Goodgate; name the gateway's address with --url."
 SILENCE_TIMEOUT_S = 150.0  # longer than the gateway's own deadline for a first token
 
@@ -21,21 +22,37 @@ class GatewayRefused(GoodgateError):
     """The gateway answered with an error; the message is its own."""
 
 
-def stream_answer(url: str, prompt: str, *, model: str | None, max_tokens: int, temperature: float) -> Iterator[str]:
-    """The answer's pieces as they arrive. Raises an error whose message says what to do."""
+def stream_answer(
+    url: str, prompt: str, *, model: str | None, max_tokens: int, temperature: float | None = None
+) -> Iterator[str]:
+    """The answer's pieces as they arrive. Raises an error whose message says what to do.
+
+    A temperature that nobody asked for must not keep an engine without one from answering.
+    """
     host, port = _address(url)
     connection = http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
     with closing(connection):
         try:
             connection.connect()
+            body = {
+                "model": model or _first_model(connection),
+                "messages": [{"role": "user", "content": prompt}],
+                "max_tokens": max_tokens,
+                "temperature": DEFAULT_TEMPERATURE if temperature is None else temperature,
+                "stream": True,
+            }
+            connection.timeout = SILENCE_TIMEOUT_S  # of a socket that is opened again
             if connection.sock is not None:
                 connection.sock.settimeout(SILENCE_TIMEOUT_S)
-            yield from _ask(connection, prompt, model or _first_model(connection), max_tokens, temperature)
+            yield from _pieces(_ask(connection, body, may_drop_temperature=temperature is None))
         except ConnectionRefusedError as error:
             raise EngineUnavailable(f"No gateway listens on {url}; start one with `goodgate serve`.") from error
+        except TimeoutError as error:
+            raise EngineUnavailable(f"What listens on {url} is silent; is that the gateway's address?") from error
         except (OSError, http.client.HTTPException) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise EngineUnavailable(
-                f"The gateway at {url} cannot be reached: {error or type(error).__name__}."
+                f"The gateway at {url} cannot be reached: {reason}; start it with `goodgate serve`."
             ) from error
 
 
@@ -61,19 +78,22 @@ def _first_model(connection: http.client.HTTPConnection) -> str:
 
 
 def _ask(
-    connection: http.client.HTTPConnection, prompt: str, model: str, max_tokens: int, temperature: float
-) -> Iterator[str]:
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "stream": True,
-    }
+    connection: http.client.HTTPConnection, body: dict[str, Any], *, may_drop_temperature: bool
+) -> http.client.HTTPResponse:
+    """The answer that has begun to stream."""
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
-    if response.status != 200:
+    if response.status == 200:
+        return response
+    try:
         _read(response)
+    except GatewayRefused as refusal:
+        if refusal.param != "temperature" or not may_drop_temperature:
+            raise
+    return _ask(connection, {**body, "temperature": None}, may_drop_temperature=False)
+
+
+def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
     splitter = EventSplitter()
     while data := response.read1(65536):
         for event in splitter.feed(data):
@@ -99,7 +119,8 @@ def _read(response: http.client.HTTPResponse) -> bytes:
     if response.status == 200:
         return body
     try:
-        message = json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = f"{NO_GATEWAY} (It said HTTP {response.status}.)"
-    raise GatewayRefused(str(message))
+        error = json.loads(body)["error"]
+        message, param = error["message"], error.get("param")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        message, param = f"{NO_GATEWAY} (It said HTTP {response.status}.)", None
+    raise GatewayRefused(str(message), param=param)

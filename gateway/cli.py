@@ -70,7 +70,10 @@ def chat(
     url: Annotated[str, typer.Option(help="The gateway's address.")] = DEFAULT_URL,
     model: Annotated[str | None, typer.Option(help="The model's name; default: the first one served.")] = None,
     max_tokens: Annotated[int, typer.Option(help="The longest answer.", min=1)] = 512,
-    temperature: Annotated[float, typer.Option(help="0 is greedy; small models ramble above 0.3.", min=0, max=2)] = 0.2,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0 is greedy; by default 0.2, because small models ramble above 0.3.", min=0, max=2),
+    ] = None,
 ) -> None:
     """Ask a running gateway and print the answer as it comes."""
     from gateway.chat import stream_answer

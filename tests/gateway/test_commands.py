@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from adapters.errors import EngineUnavailable
+from gateway.chat import stream_answer
 from tests.gateway.rig import fake_model, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -225,6 +228,25 @@ def test_chat_with_something_that_is_no_gateway_is_one_sentence(tmp_path: Path, 
         server.shutdown()
     assert (result.returncode, result.stderr.count("\n")) == (1, 1), result.stderr
     assert sentence in result.stderr
+
+
+def test_chat_does_not_wait_for_whoever_does_not_even_list_his_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.chat.CONNECT_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(EngineUnavailable, match="is silent; is that the gateway's address"):
+            next(stream_answer(url, "Hello", model=None, max_tokens=1))
+
+
+def test_chat_is_answered_by_an_engine_that_knows_no_temperature(tmp_path: Path) -> None:
+    with running(write_config(tmp_path, fake_model()), home=tmp_path) as (_, behind):
+        options = {"url": behind, "parameters": ["max_tokens"]}
+        strict = {"name": "m", "replicas": [{"engine": "openai_compatible", "options": options}]}
+        with running(write_config(tmp_path, strict), home=tmp_path) as (_, url):
+            plain = goodgate("chat", "--url", url, "Hello", home=tmp_path)
+            asked = goodgate("chat", "--url", url, "--temperature", "0.5", "Hello", home=tmp_path)
+    assert (plain.returncode, bool(plain.stdout.strip())) == (0, True), plain.stderr
+    assert (asked.returncode, "'temperature'" in asked.stderr) == (1, True)
 
 
 class Stranger(http.server.BaseHTTPRequestHandler):
