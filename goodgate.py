@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import signal
 import sys
 from typing import Annotated
 
@@ -19,6 +20,8 @@ HELP = """One OpenAI-compatible endpoint in front of many inference engines, and
 
 Example: goodgate models pull && goodgate serve, and elsewhere: goodgate chat 'Why is the sky blue?'
 """
+
+INTERRUPTED = 128 + signal.SIGINT
 
 # The module whose `app` serves a word of the command line. A room with `None` puts its commands at the top level.
 ROOMS: dict[str, str | None] = {
@@ -61,11 +64,12 @@ def common_options(
 
 
 def main() -> None:
-    command = build(sys.argv[1:])
     try:
-        command()
+        build(sys.argv[1:])()
     except GoodgateError as error:
         sys.exit(error.message)
+    except KeyboardInterrupt:  # while the rooms are loaded: a running command has its own end
+        sys.exit(INTERRUPTED)
     except OSError as error:
         if error.filename is None:
             raise  # not about a file, so not foreseen: the traceback is needed

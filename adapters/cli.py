@@ -101,7 +101,11 @@ def install(
     with reported_errors():
         adapter, home = adapter_class(name), goodgate_home()
         if not issubclass(adapter, Installable):
-            fail(f"{name} is not installed from here. {describe(name).how}")
+            row = describe(name)
+            if row.local:
+                console.print(f"{name} is part of what is installed already ({row.version}).", soft_wrap=True)
+                return
+            fail(f"{name} is not installed from here: {row.how.rstrip('.')}.")
         state = adapter.installed(home)
         if state.available and not again:
             console.print(f"{name} {state.version} is installed; --again installs it anew.", soft_wrap=True)

@@ -67,9 +67,18 @@ def test_an_unknown_engine_is_misuse_and_gets_the_nearest_spelling(cli: CliRunne
 
 
 def test_an_engine_that_is_not_installed_from_here_says_so(cli: CliRunner) -> None:
-    result = cli.invoke(app, ["install", "fake"])
+    result = cli.invoke(app, ["install", "sglang"])
     assert result.exit_code == 1
-    assert "fake is not installed from here" in result.stderr
+    assert (
+        result.stderr
+        == "sglang is not installed from here: start it yourself and name its `url` in the configuration.\n"
+    )
+
+
+def test_an_engine_that_needs_no_installation_is_said_to_be_there(cli: CliRunner) -> None:
+    result = cli.invoke(app, ["install", "fake"])
+    assert result.exit_code == 0
+    assert result.stdout == "fake is part of what is installed already (built in).\n"
 
 
 def test_up_of_an_engine_that_is_not_installed_names_the_command(cli: CliRunner) -> None:
