@@ -29,6 +29,7 @@ async def probe(fleet: Fleet, replica: Replica, timeout_s: float) -> None:
     its start: to connect to a local port where nobody listens can even keep the engine from getting it back."""
     if replica.adapter is None or not replica.has_started or replica.state in (State.STARTING, State.FAILED):
         return
+    load = replica.load
     try:
         async with asyncio.timeout(timeout_s):
             health = await replica.adapter.health()
@@ -38,8 +39,7 @@ async def probe(fleet: Fleet, replica: Replica, timeout_s: float) -> None:
     except Exception as error:  # the adapter breaks its contract; the other replicas must still be probed
         logs.error(_log, "a health probe failed", error=error, replica=replica.name)
         health = Health(False, f"Its health probe failed ({type(error).__name__}); see the log.")
-    else:
-        fleet.note_load(replica, load)
     if not replica.has_started:
         return  # its engine has ended meanwhile, and what it said before is no news
+    fleet.note_load(replica, load)
     fleet.mark(replica, State.READY if health.ready else State.UNHEALTHY, health.reason)

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from adapters.base import Load
 from adapters.fake import Adapter as FakeAdapter
 from adapters.goodgate_peer import Adapter as Peer
 from adapters.launching.launch import LaunchSpec
@@ -25,6 +26,7 @@ from adapters.launching.restart import Policy
 from adapters.launching.supervise import descendants
 from adapters.models.model_store import Model
 from gateway.fleet import Replica, State
+from gateway.health import probe
 from tests.gateway.rig import Gateway, Start, fake, model, until
 
 ROOT = Path(__file__).parents[2]
@@ -156,6 +158,24 @@ async def test_while_it_is_down_its_reason_is_kept_and_nobody_connects_to_its_po
         await asyncio.sleep(0.1)  # several probes
         assert not connected.is_set()
     assert "started again in 600 s" in (await gateway.get("/ready"))[1]["waiting_for"]["m"]["launched"]
+
+
+async def test_what_an_engine_said_before_its_end_is_no_news_after_it(start: Start) -> None:
+    """A probe may be under way when the engine ends."""
+
+    class Ending(FakeAdapter):
+        async def load(self) -> Load:
+            replica.has_started = False  # as its end is noted
+            replica.state, replica.load = State.UNHEALTHY, Load()
+            return Load(running=7)
+
+    gateway = await start(model(fake()), health={"interval_s": 600})
+    (replica,) = gateway.fleet.replicas
+    assert replica.adapter is not None
+    replica.adapter = Ending(replica.adapter.options)
+    await replica.adapter.start()
+    await probe(gateway.fleet, replica, timeout_s=1)
+    assert (replica.state, replica.load) == (State.UNHEALTHY, Load())
 
 
 @linux
