@@ -97,6 +97,10 @@ NO_CALLS: list[tuple[ToolFormat, str]] = [
     ("hermes", '<tool_call>{"name": "get_weather", "arguments": 5}</tool_call>'),
     ("hermes", '<tool_call>{"name": "get_weather", "arguments": "no JSON"}</tool_call>'),
     ("hermes", '<tool_call>{"name": "get_weather", "arguments": "[1]"}</tool_call>'),
+    (
+        "hermes",
+        '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"\\ud800\\"}"}</tool_call>',
+    ),  # no UTF-8
     ("hermes", '<tool_call>{"name": "get_weather", "argumen'),
     ("hermes", '<tool_call>{"name": "get_weather", "name": "get_time", "arguments": {}}</tool_call>'),
     ("hermes", "<tool_call><tool_call>\nnothing\n</tool_call> <tool"),
