@@ -10,7 +10,7 @@ QUICK ?=
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.installed  ## chat with a real model, then race real engines and print the ranking (about five minutes on a new machine)
+demo: $(VENV)/.installed  ## chat with a real model, then race real engines and print the ranking (some minutes on a new machine)
 	@$(BIN)/python scripts/demo.py
 
 test: $(VENV)/.installed-dev  ## all tests

@@ -64,7 +64,7 @@ def list_engines(
     for heading in ("engine", "runs here", "version", "how"):
         table.add_column(heading, overflow="fold")
     for row in rows:
-        runs = {True: Text("yes", style="green"), False: Text("not yet"), None: Text("by url")}[row.local]
+        runs = {True: Text("yes", style="green"), False: Text("not yet"), None: Text("elsewhere")}[row.local]
         table.add_row(row.engine, runs, row.version or "-", row.how)
     console.print(table)
 
@@ -83,7 +83,7 @@ def show_matrix(*, as_json: bool, as_markdown: bool) -> None:
             console.print(table)
             console.print()
         for line in matrix.legend(columns):
-            console.print(line, soft_wrap=True)
+            console.print(line, soft_wrap=not console.is_terminal)  # whole lines for programs, whole words for people
 
 
 app.command("probe")(probe_command)

@@ -125,7 +125,7 @@ def _engines(home: Path, used: set[str]) -> Iterator[Finding]:
             yield Finding(f"engine {engine}", "cannot be loaded", str(error))
             continue
         if not issubclass(adapter, Launchable):
-            yield Finding(f"engine {engine}", "reached by its url")
+            yield Finding(f"engine {engine}", "runs elsewhere")
             continue
         installation = adapter.installed(home)
         if installation.available:
