@@ -25,14 +25,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, ClassVar
 
 import msgspec
 from msgspec import Struct
 
 from adapters.base import ModelInfo
-from adapters.errors import GoodgateError, InvalidRequest
+from adapters.errors import EngineFailed, GoodgateError, InvalidRequest
 from adapters.launching.launch import Installable
 from adapters.types import ChatRequest, Chunk, CompletionRequest, GenerateRequest, TokenizeRequest, Tokens
 from adapters.wire.engine_client import Post
@@ -160,3 +160,14 @@ class Adapter(Installable, OpenAIHTTPAdapter[EmbeddingOptions]):
             request = TokenizeRequest(model=request.model, prompt=prompt)
         tokens = await super().tokenize(request)
         return Tokens(tokens.ids, await self._context())
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """An id beyond the vocabulary is the caller's fault. llama.cpp (b11434) looks it up all the same, and passes on
+        what the C++ library says of that as a failure of its own: `vector::_M_range_check`, or just `vector` (libc++).
+        """
+        try:
+            return await super().detokenize(ids)
+        except EngineFailed as error:
+            if "vector" not in error.message:
+                raise
+            raise InvalidRequest(f"The model has no token {max(ids)}.", param="tokens") from error

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from adapters.errors import EngineFailed, InvalidRequest
 from adapters.registry import adapter_class
 from adapters.types import ChatRequest, CompletionRequest
 from tests.contract.conftest import (
@@ -71,3 +72,17 @@ async def test_llama_cpp_logprobs_of_completions_come_out_in_the_shape_of_comple
             {"tokens": ["Hel"], "token_logprobs": [-0.5], "top_logprobs": [{"Hel": -0.5}], "text_offset": [0]},
             {"tokens": ["lo"], "token_logprobs": [-0.5], "top_logprobs": [{}], "text_offset": [3]},
         ]
+
+
+@pytest.mark.parametrize(
+    "words", ["vector::_M_range_check: __n (which is 50000) >= this->size() (which is 49152)", "vector"]
+)
+async def test_an_id_that_llama_cpp_stumbles_over_is_the_callers_fault(words: str) -> None:
+    async with engine("llama_cpp", model="small") as (adapter, twin):
+        reply = Reply.plain(500, {"error": {"code": 500, "message": words, "type": "server_error"}})
+        twin.reply("/detokenize", reply, Reply.plain(500, {"error": {"code": 500, "message": "out of luck"}}))
+        with pytest.raises(InvalidRequest, match="no token 50000") as caught:
+            await adapter.detokenize([5, 50000])
+        assert caught.value.param == "tokens"
+        with pytest.raises(EngineFailed, match="out of luck"):
+            await adapter.detokenize([5])
