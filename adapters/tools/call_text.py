@@ -229,7 +229,7 @@ class CallText(ABC):
         """The one of `words` that comes next; the first of them, where one begins with another."""
         for word in words:
             while not self._text.startswith(word, self._at):
-                if self._has_ended or not word.startswith(self._text[self._at :]):
+                if self._has_ended or not word.startswith(self._text[self._at : self._at + len(word)]):
                     break
                 yield
             else:

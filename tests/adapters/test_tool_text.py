@@ -265,6 +265,20 @@ def test_a_long_answer_takes_time_in_proportion_to_its_length(tool_format: ToolF
     assert four_times < 10 * short  # 16 times, were it quadratic
 
 
+def test_many_calls_without_their_end_marker_in_one_piece_take_time_in_proportion_to_their_number() -> None:
+    def seconds(num_calls: int) -> float:
+        parser = ToolText("hermes", NAMES)
+        text = '<tool_call>{"name": "get_weather"} ' * num_calls
+        started = time.perf_counter()
+        parser.feed(text)
+        parser.finish()
+        assert parser.num_complete == num_calls
+        return time.perf_counter() - started
+
+    short, many_times = (min(seconds(number) for _ in range(2)) for number in (8_000, 128_000))
+    assert many_times < 32 * short  # 16 times; 80 times, when what follows was copied at each
+
+
 # ------------------------------ templates
 
 
