@@ -19,6 +19,7 @@ import pytest
 
 from adapters.errors import EngineUnavailable
 from adapters.fake import Adapter
+from adapters.launching import ports
 from adapters.launching.engine_log import KEPT, open_log, telling_lines
 from adapters.launching.launch import EngineProcess, LaunchSpec, describe_exit, exit_hint, free_port, launch
 from tests.adapters.engine_twin import Twin, parent_of, until
@@ -219,6 +220,16 @@ async def test_a_stranger_that_took_the_port_meanwhile_is_not_mistaken_for_the_e
         with pytest.raises(EngineUnavailable, match=rf"port {process.spec.port}: .*\(pid {os.getpid()}\) has taken it"):
             await starting
     assert twin.alive() == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="who listens is read from /proc")
+def test_nobody_is_accused_of_a_port_where_not_all_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that runs as another user may hold it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert f"(pid {os.getpid()})" in ports.held_by_others(port, ours=[])
+        monkeypatch.setattr(ports, "_sockets_of", lambda pid: None)  # as for a process that we may not look into
+        assert ports.held_by_others(port, ours=[1]) == ""
 
 
 async def test_a_log_without_end_is_cut_and_its_end_is_kept(twin: Twin) -> None:
