@@ -77,7 +77,7 @@ SYMPTOMS: dict[str, tuple[bytes, str | None]] = {
 async def refused(gateway: Gateway, body: bytes, path: str = CHAT) -> dict[str, Any]:
     started = time.perf_counter()
     status, envelope, _ = await gateway.post(path, body)
-    assert time.perf_counter() - started < 3  # a tenth of that where nothing else runs
+    assert time.perf_counter() - started < 3  # far less, unless others keep the machine busy
     assert status == 400, envelope
     assert set(envelope) == {"error"}
     error: dict[str, Any] = envelope["error"]
