@@ -37,6 +37,17 @@ class UnsupportedMediaType(RequestError):
     code = "unsupported_media_type"
 
 
+class ThreadsUnsupported(RequestError):
+    """Anthropic's clients that would keep a conversation on the server send all of it once they read this code."""
+
+    code = "thread_unsupported_request"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This gateway keeps no conversations: leave out `thread` and send all messages.", param="thread"
+        )
+
+
 class InternalError(GoodgateError):
     """A fault of ours. What happened stands in the log under the request's id, not in the answer."""
 
@@ -65,7 +76,9 @@ def anthropic_body(error: GoodgateError, request_id: str) -> bytes:
     message = error.message
     if isinstance(error, ContextLengthExceeded):
         message = f"prompt is too long: {message}"  # the words by which agents know that they have to shorten it
-    details = {"type": _anthropic_type(error.status), "message": message}
+    details: dict[str, Any] = {"type": _anthropic_type(error.status), "message": message}
+    if isinstance(error, ThreadsUnsupported):
+        details["details"] = {"error_code": error.code, "unsupported": [error.param]}
     return msgspec.json.encode({"type": "error", "error": details, "request_id": request_id})
 
 

@@ -21,6 +21,7 @@ from msgspec import UNSET, Meta, Struct
 
 from adapters.errors import InvalidRequest
 from adapters.types import ChatRequest, Count, Message, Positive, StopString, Text, TokenizeRequest, decode_as
+from gateway.envelope import ThreadsUnsupported
 
 # What clients are told to have asked for, where an engine refuses the field that it became.
 NAMES = {
@@ -197,8 +198,11 @@ class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    thread: Any = None  # a conversation that the server keeps: a beta of Anthropic's
 
     def chat(self) -> ChatRequest:
+        if self.thread is not None:
+            raise ThreadsUnsupported
         return ChatRequest(
             model=self.model,
             messages=self.turns(),
