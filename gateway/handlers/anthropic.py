@@ -21,7 +21,7 @@ from gateway.body import read_json
 from gateway.config import ServerConfig
 from gateway.dispatch import Dispatcher, Question
 from gateway.handlers.anthropic_answers import MESSAGE_STOP, PING, MessageEvents, MessageFold, MessageHead
-from gateway.handlers.anthropic_requests import NAMES, MessagesBody, decode_count, decode_messages
+from gateway.handlers.anthropic_requests import MessagesBody, decode_count, decode_messages
 from gateway.handlers.streaming import tell_how_it_ends
 from gateway.stream import EventStream, Framing
 from gateway.trace import TRACE, Trace
@@ -40,7 +40,7 @@ class AnthropicHandlers:
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         body = decode_messages(await read_json(request, self._limits))
-        with _in_their_words():
+        with _in_words_of(body):
             return await (self._stream(request, body) if body.stream else self._whole(request[TRACE], body))
 
     async def count_tokens(self, request: web.Request) -> web.Response:
@@ -85,12 +85,12 @@ class AnthropicHandlers:
 
 
 @contextmanager
-def _in_their_words() -> Iterator[None]:
+def _in_words_of(body: MessagesBody) -> Iterator[None]:
     """A field that an engine refuses is named as the client wrote it."""
     try:
         yield
     except UnsupportedParameter as error:
-        raise UnsupportedParameter(NAMES.get(error.param or "", error.param or ""), error.engine) from error
+        raise UnsupportedParameter(body.name_of(error.param or ""), error.engine) from error
 
 
 def _error_event(error: GoodgateError, request_id: str) -> bytes:

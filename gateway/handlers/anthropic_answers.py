@@ -106,6 +106,10 @@ class Blocks:
         return bool(self._calls)
 
     def feed(self, chunk: Chunk) -> Iterator[Step]:
+        if chunk.index != 0:
+            raise EngineProtocolError(f"The engine sent a choice {chunk.index} that nobody asked for.")
+        if self.finish_reason is not None:
+            raise EngineProtocolError("The engine went on after the end of its answer.")
         if chunk.reasoning:
             self._flowing("thinking").add(chunk.reasoning)
         if chunk.text:
@@ -114,8 +118,6 @@ class Blocks:
             self._add_calls(chunk)
         yield from self._told()
         if chunk.finish_reason is not None:
-            if self.finish_reason is not None:
-                raise EngineProtocolError("The engine finished its answer twice.")
             self.finish_reason, self.stop_string = chunk.finish_reason, chunk.stop_string
             yield from self._rest()
 

@@ -24,7 +24,7 @@ from adapters.types import ChatRequest, Count, Message, Positive, StopString, Te
 from gateway.envelope import ThreadsUnsupported
 
 # What clients are told to have asked for, where an engine refuses the field that it became.
-NAMES = {
+_NAMES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
     "reasoning_effort": "thinking",
@@ -32,9 +32,6 @@ NAMES = {
 }
 # Thinking has a budget in tokens; engines that can be told anything know three degrees.
 LOW_BELOW, MEDIUM_BELOW = 4096, 16384
-
-Tag: TypeAlias = Annotated[str, Meta(max_length=256)]
-
 
 # ------------------------------------------------------------------------------------------------------------- content
 
@@ -144,8 +141,23 @@ class OutputConfig(Struct, forbid_unknown_fields=True):
     format: JsonFormat | None = None
 
 
+class ContextManagement(Struct, forbid_unknown_fields=True):
+    """What the server shall take out of the history. Thoughts are out of it anyway."""
+
+    edits: list[dict[str, Any]] | None = None
+
+    def check(self) -> None:
+        for edit in self.edits or ():
+            kind = str(edit.get("type"))
+            if not kind.startswith("clear_thinking_"):
+                raise InvalidRequest(
+                    f"context_management: {kind[:64]!r} is not done here; send the history as the model shall see it.",
+                    param="context_management",
+                )
+
+
 class Metadata(Struct, forbid_unknown_fields=True):
-    user_id: Tag | None = None
+    user_id: Annotated[str, Meta(max_length=4096)] | None = None
 
 
 # -------------------------------------------------------------------------------------------------------------- bodies
@@ -162,6 +174,7 @@ class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
     thinking: ThinkingDisabled | ThinkingAdaptive | ThinkingEnabled | None = None
     output_config: OutputConfig | None = None
     cache_control: Any = None
+    context_management: ContextManagement | None = None
 
     def question(self) -> TokenizeRequest:
         """The prompt alone: how a call is chosen and how hard the model thinks are no part of it."""
@@ -170,6 +183,8 @@ class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     def turns(self) -> list[Message]:
         """The conversation as engines know it. A turn of the user's may become several: a tool's result is its own."""
+        if self.context_management is not None:
+            self.context_management.check()
         given = [] if self.system is None else [Message(role="system", content=_system_text(self.system))]
         called: set[str] = set()
         for number, turn in enumerate(self.messages):
@@ -219,6 +234,12 @@ class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
             response_format=self._format(),
             reasoning_effort=self._effort(),
         )
+
+    def name_of(self, field: str) -> str:
+        """What the client called a field of the chat."""
+        if field == "reasoning_effort" and self.output_config is not None and self.output_config.effort is not None:
+            return "output_config.effort"
+        return _NAMES.get(field, field)
 
     def _choice(self) -> str | dict[str, Any] | None:
         match self.tool_choice:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -170,9 +170,11 @@ def test_a_call_that_the_limit_has_cut_is_told_as_far_as_it_came() -> None:
         (begun(0, "[1]"), *END),
         (begun(0, "{}"), begun(1), more(0, "{}"), *END),
         (more(0, "{}"), *END),
-        (Chunk(text="a"), *END[:1], *END),
+        (*END[:1], *END),
+        (*END[:1], Chunk(text="a")),
+        (Chunk(text="a", index=1), *END),
     ],
-    ids=["cut", "no object", "goes on after its end", "never begun", "finished twice"],
+    ids=["cut", "no object", "goes on after its end", "never begun", "finished twice", "goes on", "a second choice"],
 )
 def test_calls_that_make_no_sense_are_the_engines_fault_in_both_modes(chunks: tuple[Chunk, ...]) -> None:
     for tell in (events_of, message_of):
@@ -186,6 +188,7 @@ def test_an_answer_without_an_end_is_not_whole_in_either_mode() -> None:
             tell(Chunk(text="a"), Chunk(usage=Usage(1, 1)))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["text", "thought", "a", "b", "c"]), st.text(max_size=5)), max_size=30))
 def test_a_stream_and_a_message_say_the_same_in_any_order(pieces: list[tuple[str, str]]) -> None:
     chunks: list[Chunk] = []

@@ -392,6 +392,7 @@ async def test_the_client_makes_the_same_message_of_both_and_of_the_answer_in_on
             anthropic.BadRequestError,
             "engine 'fake' cannot honour the parameter 'thinking'",
         ),
+        ({"output_config": {"effort": "low"}}, anthropic.BadRequestError, "'output_config.effort'"),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
             anthropic.BadRequestError,

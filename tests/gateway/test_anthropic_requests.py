@@ -64,6 +64,7 @@ def test_hints_that_change_no_answer_are_taken() -> None:
         cache_control={"type": "ephemeral"},
         system=[text("Be brief.", cache_control={"type": "ephemeral", "ttl": "1h"})],
         thinking={"type": "disabled"},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     )
     assert asked.user == "u1"
     assert set_fields(asked) == {"model", "messages", "max_tokens", "stream", "user"}
@@ -192,7 +193,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"tool_choice": {"type": "some"}}, "tool_choice", "some"),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking", "1024"),
         ({"mcp_servers": []}, "mcp_servers", "mcp_servers"),
-        ({"context_management": {"edits": []}}, "context_management", "context_management"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management", "clear_tool"),
     ],
 )
 def test_what_engines_cannot_be_told_is_refused_by_name(fields: dict[str, Any], param: str, words: str) -> None:
