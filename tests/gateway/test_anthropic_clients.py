@@ -16,6 +16,7 @@ from anthropic import beta_async_tool
 from adapters.config import goodgate_home
 from adapters.models.model_store import DEFAULT_MODEL, ModelStore
 from tests.gateway.rig import Gateway, Reply, Script, Start, Upstream, fake, fake_model, model, until
+from tests.native_engine.tiny_llama import CHAT_TEMPLATE, tiny_config, write_tiny_llama
 
 UpstreamOf = Callable[[Script], Awaitable[Upstream]]
 ASKED: dict[str, Any] = {"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": "Hello"}]}
@@ -608,6 +609,22 @@ async def test_an_engine_without_a_tokenizer_is_named(start: Start, upstream_of:
 
 
 # ------------------------------ the engine of our own
+
+
+async def test_the_native_engine_counts_tools_as_a_message_with_them_is_counted(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    offered = "{% if tools %}<tool_call>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tool_call>{% endif %}"
+    write_tiny_llama(folder, tiny_config(max_model_len=1024), chat_template=offered + CHAT_TEMPLATE)
+    options = {"model": str(folder), "home": str(tmp_path), "kv_cache_mib": 16, "num_threads": 1}
+    gateway = await start(model({"engine": "native", "options": options}), is_ready=False)
+    await until(lambda: gateway.fleet.replicas[0].is_ready, timeout_s=60)
+    counted = [
+        await gateway.anthropic.messages.count_tokens(model="m", messages=ASKED["messages"], tools=tools)
+        for tools in ([], [WEATHER])
+    ]
+    message = await gateway.anthropic.messages.create(**{**ASKED, "max_tokens": 4}, tools=[WEATHER])
+    assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == counted[1].input_tokens
+    assert counted[1].input_tokens > counted[0].input_tokens + 100
 
 
 @pytest.mark.model
