@@ -92,6 +92,7 @@ class EngineAdapter(ABC, Generic[O]):
     Options: ClassVar[type[EngineOptions]]
     how_to_reach: ClassVar[str] = "start it yourself and name its `url` in the configuration"
     in_process: ClassVar[bool] = False  # lives and dies with our process: several gateway processes cannot share one
+    tokenizes_tools: ClassVar[bool] = False  # counts them with the messages, as a generation would
     capabilities: Capabilities
 
     def __init__(self, options: O) -> None:
@@ -165,6 +166,8 @@ class EngineAdapter(ABC, Generic[O]):
         is_chat = request.messages is not None
         if not (self.capabilities.tokenize_chat if is_chat else self.capabilities.tokenize):
             raise UnsupportedOperation(_operation(request), self.engine)
+        if request.tools and not (self.tokenizes_tools and "tools" in self.capabilities.parameters):
+            raise UnsupportedParameter("tools", self.engine)
 
     def check_detokenize(self) -> None:
         if not self.capabilities.detokenize:

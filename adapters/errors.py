@@ -55,6 +55,7 @@ class UnsupportedParameter(RequestError):
 
     def __init__(self, field: str, engine: str) -> None:
         super().__init__(f"The engine {engine!r} cannot honour the parameter {field!r}.", param=field)
+        self.engine = engine
 
 
 class UnsupportedOperation(RequestError):

@@ -88,6 +88,7 @@ class Answer(Struct, frozen=True):
 
     pieces: list[str]
     finish_reason: FinishReason
+    stop_string: str | None = None
 
 
 class Adapter(Launchable, EngineAdapter[FakeOptions]):
@@ -221,7 +222,12 @@ async def _paced(answers: list[Answer], fault: FaultKind | None, dials: FakeOpti
         for index, each in enumerate(answers):
             if step < len(each.pieces):
                 is_last = step + 1 == len(each.pieces)
-                yield Chunk(index=index, text=each.pieces[step], finish_reason=each.finish_reason if is_last else None)
+                yield Chunk(
+                    index=index,
+                    text=each.pieces[step],
+                    finish_reason=each.finish_reason if is_last else None,
+                    stop_string=each.stop_string if is_last else None,
+                )
 
 
 async def _embedding_fault(fault: FaultKind | None) -> None:
@@ -258,26 +264,23 @@ def answer(request: GenerateRequest, dials: FakeOptions, index: int) -> Answer:
     start = zlib.crc32(f"{seed}/{index}/{prompt_text(request)}".encode())
     words = (WORDS[zlib.crc32(step.to_bytes(4, "big"), start) % len(WORDS)] for step in range(num_tokens))
     pieces = [word if step == 0 else f" {word}" for step, word in enumerate(words)]
-    stopped = _cut_at_stop(pieces, request.stop_strings)
-    if stopped is not None:
-        return Answer(stopped, "stop")
-    return Answer(pieces, "length" if num_tokens == limit else "stop")
+    return _cut_at_stop(pieces, request.stop_strings) or Answer(pieces, "length" if num_tokens == limit else "stop")
 
 
-def _cut_at_stop(pieces: list[str], stop: list[str]) -> list[str] | None:
+def _cut_at_stop(pieces: list[str], stop: list[str]) -> Answer | None:
     """The pieces up to the first stop string, the last one cut before it; None where none occurs."""
     text = "".join(pieces)
-    found = [position for position in (text.find(each) for each in stop) if position >= 0]
+    found = [(position, each) for each in stop if (position := text.find(each)) >= 0]
     if not found:
         return None
     kept: list[str] = []
-    room = min(found)
+    room, met = min(found)
     for piece in pieces:
         kept.append(piece[:room])
         room -= len(piece)
         if room < 0:
             break
-    return kept
+    return Answer(kept, "stop", met)
 
 
 def fault_of(request_id: str, dials: FakeOptions) -> FaultKind | None:

@@ -89,6 +89,7 @@ class Adapter(Installable, OpenAIHTTPAdapter[EmbeddingOptions]):
     engine = "llama_cpp"
     Options: ClassVar[type[EmbeddingOptions]] = EmbeddingOptions
     token_prompts = True
+    tokenizes_tools = True
     keeps_connections = False
     side_routes = SideRoutes(
         version="/props",

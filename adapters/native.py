@@ -81,6 +81,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
     engine = "native"
     Options = NativeOptions
     in_process = True
+    tokenizes_tools = True
     capabilities = Capabilities(
         token_prompts=True,
         parameters=frozenset(
@@ -222,7 +223,12 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
                 async for index, delta in deltas:
                     account.add(index, delta)
                     if delta.text or delta.finish_reason is not None:
-                        yield Chunk(index=index, text=delta.text, finish_reason=delta.finish_reason)
+                        yield Chunk(
+                            index=index,
+                            text=delta.text,
+                            finish_reason=delta.finish_reason,
+                            stop_string=delta.stop_string,
+                        )
         except NativeError as error:
             raise _translated(error, _prompt_field(request), has_begun=account.has_begun) from error
         if not account.is_complete:

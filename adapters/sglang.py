@@ -114,6 +114,7 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
         await super().start()
 
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        self.check_tokenize(request)
         generation = request.as_generation()
         if self._text is not None and isinstance(generation, ChatRequest):  # the template of the route that generates
             request = TokenizeRequest(model=request.model, prompt=self._text.prompt(generation))

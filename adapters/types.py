@@ -202,6 +202,7 @@ class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt: Text | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)] | None = None
     add_special_tokens: bool = True  # those that the tokenizer puts around a text; a chat template writes its own
+    tools: list[dict[str, Any]] | None = None  # rendered beside the messages
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
@@ -210,7 +211,7 @@ class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     def as_generation(self) -> GenerateRequest:
         """The generation whose prompt is asked for."""
         if self.messages is not None:
-            return ChatRequest(model=self.model, messages=self.messages)
+            return ChatRequest(model=self.model, messages=self.messages, tools=self.tools)
         return CompletionRequest(model=self.model, prompt=self.prompt or "")
 
 
@@ -282,6 +283,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     tool_calls: Raw | None = None  # OpenAI's list of tool-call deltas, as JSON
     logprobs: Raw | None = None  # the shape of the route that was called, as JSON
     finish_reason: FinishReason | None = None
+    stop_string: str | None = None  # the one that ended the choice, where the engine tells which it was
     usage: Usage | None = None
 
 

@@ -11,7 +11,7 @@
   400 to every `tool_choice` and names the flag. Seen on 0.32.0.
 - It holds the arguments of a call to their schema only for a tool with `strict: true`, even where the call is forced
   (tool_parsers/tool_strict_level.py); without it, it has answered `"Paris"` where an object was asked for.
-- `/tokenize` takes a text or messages, and `/detokenize` spells special tokens (serve/tokenize/protocol.py).
+- `/tokenize` takes a text, or messages and tools, and `/detokenize` spells special tokens (serve/tokenize/protocol.py).
 - A process embeds only when it was started for it (`--runner pooling`), and then generates nothing: the option
   `embeddings` says which of the two it is. How many `dimensions` a model allows is its own 400 to say.
 - When the client leaves, it aborts the request (serve/utils/api_utils.py).
@@ -46,6 +46,7 @@ class Adapter(Installable, OpenAIHTTPAdapter[EmbeddingOptions]):
     engine = "vllm"
     Options: ClassVar[type[EmbeddingOptions]] = EmbeddingOptions
     token_prompts = True
+    tokenizes_tools = True
     side_routes = VLLM_ROUTES
     dialect = Dialect(
         parameters=frozenset(LIMITS | SAMPLING | PENALTIES | DETAILS | CHAT),

@@ -19,6 +19,7 @@ from gateway.dispatch import Dispatcher
 from gateway.evidence import ProvenGoodput
 from gateway.fleet import Fleet
 from gateway.handlers.admin import AdminHandlers
+from gateway.handlers.anthropic import AnthropicHandlers
 from gateway.handlers.openai import OpenAIHandlers
 from gateway.handlers.questions import QuestionHandlers
 from gateway.metrics import Metrics
@@ -41,6 +42,7 @@ def create_app(config: Config, *, home: Path, find_adapter: FindAdapter = regist
     )
     app.on_response_prepare.append(headers_of(dispatcher))
     app.add_routes(OpenAIHandlers(dispatcher, fleet, config.server).routes())
+    app.add_routes(AnthropicHandlers(dispatcher, config.server).routes())
     app.add_routes(QuestionHandlers(dispatcher, fleet, config.server).routes())
     app.add_routes(AdminHandlers(dispatcher, fleet, metrics).routes())
 

@@ -1,4 +1,6 @@
-"""The one shape in which the gateway reports an error: `{"error": {"message", "type", "param", "code"}}`."""
+"""How the gateway reports an error: in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, and on
+Anthropic's routes in theirs, `{"type": "error", "error": {"type", "message"}, "request_id"}`.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from adapters.errors import GoodgateError, Overloaded, RequestError
+from adapters.errors import ContextLengthExceeded, GoodgateError, Overloaded, RequestError
 
 MAX_RETRY_AFTER_S = 120  # official clients do not retry at all after a longer wait
 JSON = "application/json"
+MESSAGES = "/v1/messages"
 
 
 class RouteNotFound(RequestError):
@@ -32,6 +35,17 @@ class MethodNotAllowed(RequestError):
 class UnsupportedMediaType(RequestError):
     status = 415
     code = "unsupported_media_type"
+
+
+class ThreadsUnsupported(RequestError):
+    """Anthropic's clients that would keep a conversation on the server send all of it once they read this code."""
+
+    code = "thread_unsupported_request"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This gateway keeps no conversations: leave out `thread` and send all messages.", param="thread"
+        )
 
 
 class InternalError(GoodgateError):
@@ -57,9 +71,40 @@ def body(error: GoodgateError) -> bytes:
     return msgspec.json.encode({"error": details})
 
 
-def response(error: GoodgateError) -> web.Response:
-    """The error as a response of its own. 503 always says when to come back."""
-    answer = web.Response(status=error.status, body=body(error), content_type=JSON)
+def anthropic_body(error: GoodgateError, request_id: str) -> bytes:
+    """Types are those of Anthropic's own errors, by status; their clients raise by status and show the message."""
+    message = error.message
+    if isinstance(error, ContextLengthExceeded):
+        message = f"prompt is too long: {message}"  # the words by which agents know that they have to shorten it
+    details: dict[str, Any] = {"type": _anthropic_type(error.status), "message": message}
+    if isinstance(error, ThreadsUnsupported):
+        details["details"] = {"error_code": error.code, "unsupported": [error.param]}
+    return msgspec.json.encode({"type": "error", "error": details, "request_id": request_id})
+
+
+def _anthropic_type(status: int) -> str:
+    return _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def is_anthropic(path: str) -> bool:
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
+
+
+def response(error: GoodgateError, *, path: str = "", request_id: str = "") -> web.Response:
+    """The error as a response of its own, in the shape of the route. 503 always says when to come back."""
+    told = anthropic_body(error, request_id) if is_anthropic(path) else body(error)
+    answer = web.Response(status=error.status, body=told, content_type=JSON)
     if error.retry_after_s is not None or error.status == 503:
         wait_s = min(max(math.ceil(error.retry_after_s or 1), 1), MAX_RETRY_AFTER_S)
         answer.headers["Retry-After"] = str(wait_s)

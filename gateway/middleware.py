@@ -64,7 +64,7 @@ def enveloping(dispatcher: Dispatcher) -> Middleware:
             logs.error(_log, "unexpected failure", error=fault, request_id=trace.request_id, route=trace.route)
             error = envelope.InternalError(trace.request_id)
         request[TRACE].code = error.code or error.type
-        return envelope.response(error)
+        return envelope.response(error, path=request.path, request_id=request[TRACE].request_id)
 
     return middleware
 
@@ -76,6 +76,8 @@ def headers_of(dispatcher: Dispatcher) -> Callable[[web.Request, web.StreamRespo
         trace = request.get(TRACE)
         if trace is not None:
             response.headers["x-request-id"] = trace.request_id
+            if envelope.is_anthropic(request.path):
+                response.headers["request-id"] = trace.request_id  # where their clients look
             if trace.replica:
                 response.headers["x-goodgate-engine"] = trace.engine
                 response.headers["x-goodgate-replica"] = trace.replica

@@ -1,23 +1,24 @@
 """Writes a stream of server-sent events to one client, and keeps watch over the connection while it does.
 
-    stream = EventStream(request, headers, limits)
+    stream = EventStream(request, limits)                   # in OpenAI's framing; `framing=` for another
     await stream.open()                    # 200 and headers; from here on an error can only be an event
     await stream.send(b"data: ...\\n\\n")
     await stream.finish()                  # [DONE]: the whole answer has been sent
     await stream.fail(error)               # or an error event, and no [DONE]
     stream.close()                         # always
 
-While nothing is sent a comment goes out every `heartbeat_s`, so that proxies keep the connection. A client that takes
-nothing for `write_timeout_s` is cut off: it must not hold an engine's memory. Sending one event costs one write and no
-timer; a single task a stream keeps both watches.
+While nothing is sent a sign of life goes out every `heartbeat_s`, so that proxies keep the connection. A client that
+takes nothing for `write_timeout_s` is cut off: it must not hold an engine's memory. Sending one event costs one write
+and no timer; a single task a stream keeps both watches.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
+from msgspec import Struct
 
 from adapters.errors import GoodgateError
 from gateway import envelope
@@ -32,13 +33,25 @@ HEADERS = {
 }
 
 
+class Framing(Struct, frozen=True, kw_only=True):
+    """What a dialect says in every stream: still here, that was all, it has failed."""
+
+    heartbeat: bytes
+    end: bytes
+    error: Callable[[GoodgateError], bytes]
+
+
+OPENAI = Framing(heartbeat=HEARTBEAT, end=DONE, error=lambda error: b"data: " + envelope.body(error) + b"\n\n")
+
+
 class ClientLeft(asyncio.CancelledError):
     """The client is gone, noticed while writing to it. Like every cancellation it is control flow, not an error."""
 
 
 class EventStream:
-    def __init__(self, request: web.Request, limits: ServerConfig) -> None:
+    def __init__(self, request: web.Request, limits: ServerConfig, *, framing: Framing = OPENAI) -> None:
         self._request = request
+        self._framing = framing
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._response = web.StreamResponse(headers=HEADERS)
@@ -76,12 +89,12 @@ class EventStream:
         self._is_writing = False
 
     async def finish(self) -> None:
-        await self._end_with(DONE)
+        await self._end_with(self._framing.end)
 
     async def fail(self, error: GoodgateError) -> None:
         """Tell a client that is still there that its answer is not whole."""
         if self.is_open:
-            await self._end_with(b"data: " + envelope.body(error) + b"\n\n")
+            await self._end_with(self._framing.error(error))
 
     async def _end_with(self, event: bytes) -> None:
         await self.send(event)
@@ -113,7 +126,7 @@ class EventStream:
         self._last_write = self._loop.time()
         try:
             async with asyncio.timeout(self._limits.write_timeout_s):
-                await self._response.write(HEARTBEAT)
+                await self._response.write(self._framing.heartbeat)
         except (TimeoutError, ConnectionError):
             self._cut_off()
 

@@ -45,6 +45,7 @@ class Delta:
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
+    stop_string: str | None = None  # the one that ended it
 
 
 @dataclass(eq=False, slots=True)
@@ -66,15 +67,16 @@ class _Stream:
         piece = self.text.feed(output.token_ids[:-1] if stopped_by_token else output.token_ids)
         self.num_output_tokens += len(output.token_ids)
         reason: Literal["stop", "length"] | None = None
-        if piece.stopped or stopped_by_token:
+        if piece.stop is not None or stopped_by_token:
             reason = "stop"
         elif output.finish_reason == "length":
             reason = "length"
-        held = self.text.finish() if reason and not piece.stopped else ""
+        held = self.text.finish() if reason and piece.stop is None else ""
         return Delta(
             text=piece.text + held,
             token_ids=output.token_ids,
             finish_reason=reason,
+            stop_string=piece.stop,
             num_prompt_tokens=output.num_prompt_tokens,
             num_output_tokens=self.num_output_tokens,
             num_cached_tokens=output.num_cached_tokens,

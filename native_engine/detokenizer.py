@@ -1,7 +1,7 @@
 """Token ids to text as they come: whole characters only, and nothing of a stop string.
 
     output = OutputText(tokenizer.token_bytes, params)
-    piece = output.feed(token_ids)        # piece.text, piece.stopped
+    piece = output.feed(token_ids)        # piece.text, piece.stop
     rest = output.finish()                # what was held back as the possible start of a stop string
 
 The joined pieces are the final text. A character whose bytes lie in several tokens appears with the last of them;
@@ -13,6 +13,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from operator import itemgetter
 from typing import NamedTuple
 
 from native_engine.sampling_params import SamplingParams
@@ -20,7 +21,7 @@ from native_engine.sampling_params import SamplingParams
 
 class Piece(NamedTuple):
     text: str
-    stopped: bool  # a stop string was met; the text ends right before it
+    stop: str | None = None  # the stop string that was met; the text ends right before it
 
 
 class StopMatcher:
@@ -32,13 +33,14 @@ class StopMatcher:
 
     def feed(self, text: str) -> Piece:
         text = self._held + text
-        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            return Piece(text[: min(found)], stopped=True)
+            at, stop = min(found, key=itemgetter(0))
+            return Piece(text[:at], stop)
         safe = len(text) - self._possible_start(text)
         self._held = text[safe:]
-        return Piece(text[:safe], stopped=False)
+        return Piece(text[:safe])
 
     def flush(self) -> str:
         held, self._held = self._held, ""
@@ -63,14 +65,14 @@ class OutputText:
         self._unchecked = params.min_tokens  # tokens that no stop string may end
 
     def feed(self, token_ids: Iterable[int]) -> Piece:
-        """The text that these tokens complete. After `stopped`, the request is over."""
+        """The text that these tokens complete. After a `stop`, the request is over."""
         text = ""
         for token in token_ids:
             piece = self._feed_one(token)
             text += piece.text
-            if piece.stopped:
-                return Piece(text, stopped=True)
-        return Piece(text, stopped=False)
+            if piece.stop is not None:
+                return Piece(text, piece.stop)
+        return Piece(text)
 
     def finish(self) -> str:
         return self._matcher.flush()
@@ -81,5 +83,5 @@ class OutputText:
         text = self._decoder.decode(raw)
         if self._unchecked > 0:
             self._unchecked -= 1
-            return Piece(text, stopped=False)
+            return Piece(text)
         return self._matcher.feed(text)

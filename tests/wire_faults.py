@@ -145,7 +145,6 @@ FAULTS = {
         "Anthropic's client reads a stream that is not whole",
         "Blocks without `event:` are skipped, stop reasons and blocks of tools differ (vllm#45367, #44576, #44000, "
         "ogx#5521).",
-        open="the gateway has no `/v1/messages` yet",
     ),
     "W26": Fault(
         "The text repeats itself",

@@ -255,7 +255,7 @@ class CallChunks:
             yield _chunk(index, event)
         if reason is not None:
             self._finished[index] = True
-            yield Chunk(index=index, finish_reason=self._reason(reason, parser))
+            yield Chunk(index=index, finish_reason=self._reason(reason, parser), stop_string=chunk.stop_string)
 
     def _reason(self, reason: FinishReason, parser: ToolText) -> FinishReason:
         if reason != "stop" or not parser.num_complete or self._is_named:

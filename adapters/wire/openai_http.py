@@ -141,7 +141,8 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
     def tokenize_body(self, request: TokenizeRequest, model: str) -> dict[str, Any]:
         generation = request.as_generation()
         if isinstance(generation, ChatRequest):  # the same messages as a generation would send
-            return {"model": model, "messages": self.body(generation, model)["messages"]}
+            body = self.body(generation, model)
+            return {"model": model, **{name: body[name] for name in ("messages", "tools") if name in body}}
         return text_body(request, self.side_routes, model)
 
     @contextlib.contextmanager

@@ -135,6 +135,12 @@ class _Choice(Struct):
     text: str | None = None
     logprobs: Raw = _NOTHING
     finish_reason: str | None = None
+    stop_reason: Any = None  # vLLM: the stop string, or the id of a token
+    matched_stop: Any = None  # the same in SGLang
+
+    @property
+    def stop_string(self) -> str | None:
+        return next((told for told in (self.stop_reason, self.matched_stop) if isinstance(told, str)), None)
 
 
 _TokenCount: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
@@ -274,7 +280,13 @@ class StreamReader:
         if reason is not None:
             self._finished.add(index)
         return Chunk(
-            index=index, text=text, reasoning=reasoning, tool_calls=tool_calls, logprobs=logprobs, finish_reason=reason
+            index=index,
+            text=text,
+            reasoning=reasoning,
+            tool_calls=tool_calls,
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop_string=choice.stop_string if reason is not None else None,
         )
 
     def _tool_calls(self, calls: ToolDeltas, raw: Raw, *, is_last: bool) -> Raw | None:

@@ -5,15 +5,15 @@ POST /v1/chat/completions    POST /v1/completions    GET /v1/models    GET /v1/m
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from adapters.errors import GoodgateError, InvalidRequest
+from adapters.errors import InvalidRequest
 from adapters.types import (
     CompletionRequest,
     Count,
@@ -25,7 +25,7 @@ from adapters.types import (
     decode_chat,
     one_or_several,
 )
-from gateway import envelope, logs
+from gateway import envelope
 from gateway.body import read_json
 from gateway.config import ServerConfig
 from gateway.dispatch import Answer, Dispatcher
@@ -39,12 +39,11 @@ from gateway.handlers.openai_wire import (
     Events,
     Fold,
 )
+from gateway.handlers.streaming import tell_how_it_ends
 from gateway.stream import EventStream
 from gateway.trace import TRACE, Trace
 
 MAX_PROMPTS = 256
-
-_log = logs.logger("openai")
 
 
 class Dialect(Struct, frozen=True):
@@ -123,30 +122,9 @@ class OpenAIHandlers:
     async def _stream(
         self, request: web.Request, requests: Sequence[GenerateRequest], dialect: Dialect, trace: Trace
     ) -> web.StreamResponse:
-        """The 200 leaves with the first chunk: an earlier failure has its true status, a later one is an event."""
         stream = EventStream(request, self._limits)
-        try:
-            await self._send_events(stream, requests, dialect, trace)
-        except GoodgateError as error:
-            if not stream.has_begun:
-                raise
-            trace.code = error.code or error.type
-            await stream.fail(error)
-        except asyncio.CancelledError:
-            if not (self._dispatcher.is_cut_off and stream.is_open):
-                raise
-            error_event = envelope.shutting_down()
-            trace.code = error_event.code or ""
-            await stream.fail(error_event)
-        except Exception as error:
-            if not stream.has_begun:
-                raise
-            trace.code = envelope.InternalError.code
-            logs.error(_log, "a stream failed", error=error, request_id=trace.request_id)
-            await stream.fail(envelope.InternalError(trace.request_id))
-        finally:
-            stream.close()
-        return stream.response
+        send = partial(self._send_events, stream, requests, dialect, trace)
+        return await tell_how_it_ends(stream, send, self._dispatcher, trace)
 
     async def _send_events(
         self, stream: EventStream, requests: Sequence[GenerateRequest], dialect: Dialect, trace: Trace

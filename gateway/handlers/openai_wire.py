@@ -154,7 +154,7 @@ class _Choice:
         if chunk.reasoning:
             self.reasoning.append(chunk.reasoning)
         if chunk.tool_calls is not None:
-            for delta in _read_tool_calls(chunk.tool_calls):
+            for delta in read_tool_calls(chunk.tool_calls):
                 _merge_tool_call(self.tool_calls, delta)
         if chunk.logprobs is not None:
             self._add_logprobs(chunk.logprobs)
@@ -257,7 +257,7 @@ class _ToolCallDelta(Struct):
 _tool_calls = msgspec.json.Decoder(list[_ToolCallDelta])
 
 
-def _read_tool_calls(raw: Raw) -> list[_ToolCallDelta]:
+def read_tool_calls(raw: Raw) -> list[_ToolCallDelta]:
     try:
         return _tool_calls.decode(raw)
     except msgspec.DecodeError as error:

@@ -162,6 +162,23 @@ async def test_messages_become_the_ids_of_their_prompt_or_are_refused(ask: Ask, 
         assert [_without_defaults(body) for body in asked.bodies] == side.chat_sent
 
 
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+COUNTS_TOOLS = {"vllm", "llama_cpp", "llama_cpp for embeddings"}
+
+
+@pytest.mark.parametrize("name", [name for name, side in SIDES.items() if side.chat_sent is not None or side.local])
+async def test_tools_are_tokenised_with_the_messages_or_refused_by_name(ask: Ask, name: str) -> None:
+    asked = await ask(name)
+    wanted = TokenizeRequest(model="m", messages=turns().messages, tools=[WEATHER])
+    if name in COUNTS_TOOLS:
+        assert (await asked.adapter.tokenize(wanted)).ids == [5, 6]
+        assert asked.bodies[0]["tools"] == [WEATHER]
+    else:
+        with pytest.raises(UnsupportedParameter, match="'tools'"):
+            await asked.adapter.tokenize(wanted)
+        assert asked.bodies == []
+
+
 def _without_defaults(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in {"temperature", "top_p", "top_k", "min_p"}}
 

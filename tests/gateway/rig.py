@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import anthropic
 import openai
 import pytest
 from aiohttp import web
@@ -39,8 +40,9 @@ class Gateway:
     port: int
     app: web.Application
     client: aiohttp.ClientSession
-    # The openai client is made when a test first wants it: it costs more to start than the gateway.
+    # The official clients are made when a test first wants them: they cost more to start than the gateway.
     _openai: list[openai.AsyncOpenAI] = field(default_factory=list)
+    _anthropic: list[anthropic.AsyncAnthropic] = field(default_factory=list)
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -55,6 +57,12 @@ class Gateway:
         if not self._openai:
             self._openai.append(openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0))
         return self._openai[0]
+
+    @property
+    def anthropic(self) -> anthropic.AsyncAnthropic:
+        if not self._anthropic:
+            self._anthropic.append(anthropic.AsyncAnthropic(base_url=self.url, api_key="none", max_retries=0))
+        return self._anthropic[0]
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any, Any]:
         """Status, JSON and headers of a POST."""
@@ -138,15 +146,15 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             await stack.enter_async_context(serving(app, config.server, sock))
             client = await stack.enter_async_context(aiohttp.ClientSession())
             gateway = Gateway(f"http://127.0.0.1:{port}", port, app, client)
-            stack.push_async_callback(_close_openai, gateway)
+            stack.push_async_callback(_close_clients, gateway)
             return await gateway.ready() if is_ready else gateway
 
         yield start_gateway
     await until(lambda: len(asyncio.all_tasks()) <= baseline)
 
 
-async def _close_openai(gateway: Gateway) -> None:
-    for client in gateway._openai:
+async def _close_clients(gateway: Gateway) -> None:
+    for client in (*gateway._openai, *gateway._anthropic):
         await client.close()
 
 

@@ -21,7 +21,7 @@ def feed(raw: bytes, **params: Any) -> tuple[list[str], bool]:
     for byte in raw:
         piece = text.feed([byte])
         pieces.append(piece.text)
-        if piece.stopped:
+        if piece.stop is not None:
             return pieces, True
     return [*pieces, text.finish()], False
 
@@ -95,8 +95,8 @@ def test_the_matcher_cuts_where_a_look_at_the_whole_text_would(
         piece = matcher.feed(character)
         shown += piece.text
         complete = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
-        assert piece.stopped == bool(complete)
-        if piece.stopped:
+        assert (piece.stop is not None) == bool(complete)
+        if piece.stop is not None:
             assert shown == text[: min(complete)]
             return
     assert shown + matcher.flush() == text

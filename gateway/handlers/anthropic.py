@@ -1,0 +1,97 @@
+"""Anthropic's Messages API, for the clients and tools that speak it: the same life of a request, other words.
+
+POST /v1/messages    POST /v1/messages/count_tokens
+
+`x-api-key`, `anthropic-version` and `anthropic-beta` are taken as they come; what a beta adds to the body is refused by
+name where it has no meaning here. Errors are in Anthropic's shape (gateway/envelope.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import msgspec
+from aiohttp import web
+
+from adapters.errors import GoodgateError, UnsupportedParameter
+from gateway import envelope
+from gateway.body import read_json
+from gateway.config import ServerConfig
+from gateway.dispatch import Dispatcher, Question
+from gateway.handlers.anthropic_answers import MESSAGE_STOP, PING, MessageEvents, MessageFold, MessageHead
+from gateway.handlers.anthropic_requests import MessagesBody, decode_count, decode_messages
+from gateway.handlers.streaming import tell_how_it_ends
+from gateway.stream import EventStream, Framing
+from gateway.trace import TRACE, Trace
+
+
+class AnthropicHandlers:
+    def __init__(self, dispatcher: Dispatcher, limits: ServerConfig) -> None:
+        self._dispatcher = dispatcher
+        self._limits = limits
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post(envelope.MESSAGES, self.messages),
+            web.post(f"{envelope.MESSAGES}/count_tokens", self.count_tokens),
+        ]
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        body = decode_messages(await read_json(request, self._limits))
+        with _in_words_of(body):
+            return await (self._stream(request, body) if body.stream else self._whole(request[TRACE], body))
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        """Counted by the engine that would answer, with its own tokenizer and template."""
+        wanted = decode_count(await read_json(request, self._limits)).question()
+        question = Question(
+            check=lambda adapter: adapter.check_tokenize(wanted), ask=lambda adapter: adapter.tokenize(wanted)
+        )
+        tokens = await self._dispatcher.ask(question, wanted.model, request[TRACE])
+        counted = msgspec.json.encode({"input_tokens": len(tokens.ids)})
+        return web.Response(body=counted, content_type=envelope.JSON)
+
+    async def _whole(self, trace: Trace, body: MessagesBody) -> web.Response:
+        async with self._dispatcher.open([body.chat()], trace) as answer:
+            fold = MessageFold(MessageHead.new(answer.model), body.stop_sequences or ())
+            async for chunk in answer:
+                if chunk.usage is not None:
+                    answer.account(chunk.usage)
+                fold.add(chunk)
+            return web.Response(body=fold.body(), content_type=envelope.JSON)
+
+    async def _stream(self, request: web.Request, body: MessagesBody) -> web.StreamResponse:
+        trace = request[TRACE]
+        framing = Framing(heartbeat=PING, end=MESSAGE_STOP, error=partial(_error_event, request_id=trace.request_id))
+        stream = EventStream(request, self._limits, framing=framing)
+        return await tell_how_it_ends(stream, partial(self._send_events, stream, body, trace), self._dispatcher, trace)
+
+    async def _send_events(self, stream: EventStream, body: MessagesBody, trace: Trace) -> None:
+        async with self._dispatcher.open([body.chat()], trace) as answer:
+            events = MessageEvents(MessageHead.new(answer.model), body.stop_sequences or ())
+            await stream.open()
+            opening = events.opening()  # leaves with the first event, in one write
+            async for chunk in answer:
+                if chunk.usage is not None:
+                    answer.account(chunk.usage)
+                event = opening + events.event(chunk)
+                opening = b""
+                if event:
+                    await stream.send(event)
+            await stream.send(events.closing())
+            await stream.finish()
+
+
+@contextmanager
+def _in_words_of(body: MessagesBody) -> Iterator[None]:
+    """A field that an engine refuses is named as the client wrote it."""
+    try:
+        yield
+    except UnsupportedParameter as error:
+        raise UnsupportedParameter(body.name_of(error.param or ""), error.engine) from error
+
+
+def _error_event(error: GoodgateError, request_id: str) -> bytes:
+    return b"event: error\ndata: " + envelope.anthropic_body(error, request_id) + b"\n\n"
