@@ -22,11 +22,14 @@ from gateway.handlers.admin import AdminHandlers
 from gateway.handlers.anthropic import AnthropicHandlers
 from gateway.handlers.openai import OpenAIHandlers
 from gateway.handlers.questions import QuestionHandlers
+from gateway.handlers.responses import ResponsesHandlers
 from gateway.metrics import Metrics
 from gateway.middleware import enveloping, headers_of, recording
+from gateway.response_store import ResponseStore, store_of
 
 FLEET = web.AppKey("fleet", Fleet)
 DISPATCHER = web.AppKey("dispatcher", Dispatcher)
+RESPONSES = web.AppKey("responses", ResponseStore)  # absent where nothing is kept
 
 
 def create_app(config: Config, *, home: Path, find_adapter: FindAdapter = registry.adapter_class) -> web.Application:
@@ -35,6 +38,7 @@ def create_app(config: Config, *, home: Path, find_adapter: FindAdapter = regist
     if config.evidence is not None:
         metrics.registry.register(ProvenGoodput(Path(config.evidence).expanduser(), fleet))
     dispatcher = Dispatcher(fleet, metrics, max_in_flight=config.server.max_in_flight)
+    store = store_of(config.responses, home)
 
     app = web.Application(
         middlewares=[recording(metrics, log_access=config.logs.access), enveloping(dispatcher)],
@@ -44,7 +48,15 @@ def create_app(config: Config, *, home: Path, find_adapter: FindAdapter = regist
     app.add_routes(OpenAIHandlers(dispatcher, fleet, config.server).routes())
     app.add_routes(AnthropicHandlers(dispatcher, config.server).routes())
     app.add_routes(QuestionHandlers(dispatcher, fleet, config.server).routes())
+    app.add_routes(ResponsesHandlers(dispatcher, config.server, store).routes())
     app.add_routes(AdminHandlers(dispatcher, fleet, metrics).routes())
+
+    async def keeping(_: web.Application) -> AsyncIterator[None]:
+        if store is not None:
+            store.open()
+        yield
+        if store is not None:
+            await store.close()
 
     async def running(_: web.Application) -> AsyncIterator[None]:
         fleet.start()
@@ -55,7 +67,9 @@ def create_app(config: Config, *, home: Path, find_adapter: FindAdapter = regist
             await probes
         await fleet.close()
 
-    app.cleanup_ctx.append(running)
+    app.cleanup_ctx.extend([keeping, running])
     app[FLEET] = fleet
     app[DISPATCHER] = dispatcher
+    if store is not None:
+        app[RESPONSES] = store
     return app

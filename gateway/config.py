@@ -71,6 +71,15 @@ class LogsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     access: bool = True
 
 
+class ResponsesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is kept of /v1/responses for clients that come back to it: where, how much and how long."""
+
+    keep: Literal["memory", "file", "none"] = "memory"
+    max_responses: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
+    max_mib: Annotated[int, Meta(ge=1, le=65_536)] = 256
+    ttl_s: Annotated[float, Meta(gt=0, le=366 * 86_400)] = 86_400
+
+
 class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One running instance of an engine, or with `launch` one that the gateway starts and stops."""
 
@@ -98,6 +107,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     server: ServerConfig = ServerConfig()
     health: HealthConfig = HealthConfig()
     logs: LogsConfig = LogsConfig()
+    responses: ResponsesConfig = ResponsesConfig()
     evidence: Annotated[str, Meta(min_length=1)] | None = None
     models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
 

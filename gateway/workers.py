@@ -40,9 +40,16 @@ def check_shareable(config: Config, find_adapter: FindAdapter) -> None:
 
 
 def share_of(config: Config, num_workers: int) -> Config:
-    """One worker's configuration: its share of the limits that count for the whole gateway."""
+    """One worker's configuration: its share of the limits that count for the whole gateway.
+
+    A response in one worker's memory would be there for every other request only, so nothing is kept there.
+    """
     limit = -(-config.server.max_in_flight // num_workers)
-    return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, max_in_flight=limit))
+    server = msgspec.structs.replace(config.server, max_in_flight=limit)
+    keep = "none" if config.responses.keep == "memory" and num_workers > 1 else config.responses.keep
+    return msgspec.structs.replace(
+        config, server=server, responses=msgspec.structs.replace(config.responses, keep=keep)
+    )
 
 
 def run_workers(
