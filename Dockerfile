@@ -57,5 +57,6 @@ EXPOSE 8080
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
   CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/health', timeout=4)"]
-# 0.0.0.0 is the container's own network: who may reach it is decided where the port is published.
-CMD ["goodgate", "serve", "--host", "0.0.0.0", "--config", "configs/local.yaml"]
+# 0.0.0.0 is the container's own network: who may reach it is decided where the port is published. Hence --open, which
+# holds until the first `goodgate keys create` in the volume.
+CMD ["goodgate", "serve", "--host", "0.0.0.0", "--open", "--config", "configs/local.yaml"]

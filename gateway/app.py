@@ -1,12 +1,11 @@
 """The wiring: what the gateway is made of, and in which order it starts and stops.
 
-request -> recording -> enveloping -> handler -> dispatcher -> fleet's replica -> adapter -> engine
+request -> recording -> enveloping -> authenticating -> handler -> dispatcher -> fleet's replica -> adapter -> engine
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from aiohttp import web
 
 from adapters import registry
 from gateway import health
+from gateway.auth import authenticating
 from gateway.config import Config, FindAdapter
 from gateway.dispatch import Dispatcher
 from gateway.evidence import ProvenGoodput
@@ -23,6 +23,8 @@ from gateway.handlers.anthropic import AnthropicHandlers
 from gateway.handlers.openai import OpenAIHandlers
 from gateway.handlers.questions import QuestionHandlers
 from gateway.handlers.responses import ResponsesHandlers
+from gateway.keys import KeyRing, KeyStore
+from gateway.ledger import Ledger
 from gateway.metrics import Metrics
 from gateway.middleware import enveloping, headers_of, recording
 from gateway.response_store import ResponseStore, store_of
@@ -32,16 +34,28 @@ DISPATCHER = web.AppKey("dispatcher", Dispatcher)
 RESPONSES = web.AppKey("responses", ResponseStore)  # absent where nothing is kept
 
 
-def create_app(config: Config, *, home: Path, find_adapter: FindAdapter = registry.adapter_class) -> web.Application:
+def create_app(
+    config: Config,
+    *,
+    home: Path,
+    find_adapter: FindAdapter = registry.adapter_class,
+    ledger: Ledger | None = None,
+) -> web.Application:
+    """`ledger` is shared by processes that serve together. Keys are known from the first request on."""
+    ring = None if config.auth.required is False else KeyRing(KeyStore(home))
     fleet = Fleet(config, find_adapter=find_adapter, home=home)
     metrics = Metrics(fleet)
     if config.evidence is not None:
         metrics.registry.register(ProvenGoodput(Path(config.evidence).expanduser(), fleet))
-    dispatcher = Dispatcher(fleet, metrics, max_in_flight=config.server.max_in_flight)
+    dispatcher = Dispatcher(fleet, metrics, max_in_flight=config.server.max_in_flight, ledger=ledger)
     store = store_of(config.responses, home)
 
     app = web.Application(
-        middlewares=[recording(metrics, log_access=config.logs.access), enveloping(dispatcher)],
+        middlewares=[
+            recording(metrics, log_access=config.logs.access),
+            enveloping(dispatcher),
+            authenticating(ring, config.auth),
+        ],
         client_max_size=config.server.max_body_mib << 20,
     )
     app.on_response_prepare.append(headers_of(dispatcher))
@@ -61,10 +75,13 @@ def create_app(config: Config, *, home: Path, find_adapter: FindAdapter = regist
     async def running(_: web.Application) -> AsyncIterator[None]:
         fleet.start()
         probes = asyncio.create_task(health.watch(fleet, config.health), name="health probes")
+        watches = [probes] if ring is None else [probes, asyncio.create_task(ring.watch(), name="watches the keys")]
         yield
-        probes.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await probes
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+        if ring is not None:
+            ring.close()
         await fleet.close()
 
     app.cleanup_ctx.extend([keeping, running])

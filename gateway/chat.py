@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +23,7 @@ class GatewayRefused(GoodgateError):
 
 
 def stream_answer(
-    url: str, prompt: str, *, model: str | None, max_tokens: int, temperature: float | None = None
+    url: str, prompt: str, *, model: str | None, max_tokens: int, temperature: float | None = None, key: str = ""
 ) -> Iterator[str]:
     """The answer's pieces as they arrive. Raises an error whose message says what to do.
 
@@ -31,11 +31,12 @@ def stream_answer(
     """
     host, port = _address(url)
     connection = http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     with closing(connection):
         try:
             connection.connect()
             body = {
-                "model": model or _first_model(connection),
+                "model": model or _first_model(connection, headers),
                 "messages": [{"role": "user", "content": prompt}],
                 "max_tokens": max_tokens,
                 "temperature": DEFAULT_TEMPERATURE if temperature is None else temperature,
@@ -44,7 +45,7 @@ def stream_answer(
             connection.timeout = SILENCE_TIMEOUT_S  # of a socket that is opened again
             if connection.sock is not None:
                 connection.sock.settimeout(SILENCE_TIMEOUT_S)
-            yield from _pieces(_ask(connection, body, may_drop_temperature=temperature is None))
+            yield from _pieces(_ask(connection, body, headers, may_drop_temperature=temperature is None))
         except ConnectionRefusedError as error:
             raise EngineUnavailable(f"No gateway listens on {url}; start one with `goodgate serve`.") from error
         except TimeoutError as error:
@@ -67,8 +68,8 @@ def _address(url: str) -> tuple[str, int]:
     return address.hostname, port
 
 
-def _first_model(connection: http.client.HTTPConnection) -> str:
-    connection.request("GET", "/v1/models")
+def _first_model(connection: http.client.HTTPConnection, headers: Mapping[str, str]) -> str:
+    connection.request("GET", "/v1/models", headers=headers)
     body = _read(connection.getresponse())
     try:
         name: str = json.loads(body)["data"][0]["id"]
@@ -78,10 +79,16 @@ def _first_model(connection: http.client.HTTPConnection) -> str:
 
 
 def _ask(
-    connection: http.client.HTTPConnection, body: dict[str, Any], *, may_drop_temperature: bool
+    connection: http.client.HTTPConnection,
+    body: dict[str, Any],
+    headers: Mapping[str, str],
+    *,
+    may_drop_temperature: bool,
 ) -> http.client.HTTPResponse:
     """The answer that has begun to stream."""
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    connection.request(
+        "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json", **headers}
+    )
     response = connection.getresponse()
     if response.status == 200:
         return response
@@ -90,7 +97,7 @@ def _ask(
     except GatewayRefused as refusal:
         if refusal.param != "temperature" or not may_drop_temperature:
             raise
-    return _ask(connection, {**body, "temperature": None}, may_drop_temperature=False)
+    return _ask(connection, {**body, "temperature": None}, headers, may_drop_temperature=False)
 
 
 def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:

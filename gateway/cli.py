@@ -6,6 +6,7 @@ This module reads the command line, files and the environment, and hands values 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,10 @@ import typer
 from adapters import registry
 from adapters.config import goodgate_home
 from adapters.errors import GoodgateError
+from gateway.auth import check_exposure
 from gateway.config import Config, ConfigError, describe, load_config
+from gateway.keys import KeyStore
+from gateway.ledger import Ledger
 
 DEFAULT_CONFIG = "configs/local.yaml"
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -45,13 +49,16 @@ def serve(
     port: Annotated[
         int | None, typer.Option(help="Listen on this port instead of the file's.", min=0, max=65535)
     ] = None,
+    is_open: Annotated[
+        bool, typer.Option("--open", help="Serve whoever reaches the address, while no API key was ever made.")
+    ] = False,
     workers: Annotated[int, typer.Option(help="Serving processes that share the port.", min=1, max=64)] = 1,
     check_config: Annotated[bool, typer.Option("--check-config", help="Check the configuration and stop.")] = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print what it resolves to and stop.")] = False,
 ) -> None:
     """Serve the configured models on an OpenAI-compatible endpoint."""
     try:
-        config = _with_overrides(load_config(config_path), host, port)
+        config = _with_overrides(load_config(config_path), host, port, is_open)
         if print_config:
             typer.echo(describe(config), nl=False)
         if check_config:
@@ -75,11 +82,13 @@ def chat(
         typer.Option(help="0 is greedy; by default 0.2, because small models ramble above 0.3.", min=0, max=2),
     ] = None,
 ) -> None:
-    """Ask a running gateway and print the answer as it comes."""
+    """Ask a running gateway and print the answer as it comes. Its API key, if it wants one, is in GOODGATE_API_KEY."""
     from gateway.chat import stream_answer
 
+    key = os.environ.get("GOODGATE_API_KEY", "")
+    answer = stream_answer(url, prompt, model=model, max_tokens=max_tokens, temperature=temperature, key=key)
     try:
-        for piece in stream_answer(url, prompt, model=model, max_tokens=max_tokens, temperature=temperature):
+        for piece in answer:
             sys.stdout.write(piece)
             sys.stdout.flush()
         sys.stdout.write("\n")
@@ -104,7 +113,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def serve_process(config: Config, home: Path, share_port: bool) -> None:
+def serve_process(config: Config, home: Path, share_port: bool, ledger: Ledger | None = None) -> None:
     """One serving process, from its socket to the end of draining."""
     import uvloop
 
@@ -123,7 +132,7 @@ def serve_process(config: Config, home: Path, share_port: bool) -> None:
         sys.stderr.flush()
 
     async def main() -> None:
-        application = create_app(config, home=home)
+        application = create_app(config, home=home, ledger=ledger)
         await serve_until_signal(application, config.server, sock, say_listening)
 
     try:
@@ -133,13 +142,13 @@ def serve_process(config: Config, home: Path, share_port: bool) -> None:
         sock.close()
 
 
-def serve_as_worker(config: Config, home: Path) -> None:
+def serve_as_worker(config: Config, home: Path, ledger: Ledger) -> None:
     """The entry of one of several processes that share the port."""
     from gateway.workers import stop_with_parent
 
     stop_with_parent()
     try:
-        serve_process(config, home, share_port=True)
+        serve_process(config, home, share_port=True, ledger=ledger)
     except GoodgateError as error:
         print(error.message, file=sys.stderr, flush=True)
         sys.exit(1)
@@ -147,6 +156,7 @@ def serve_as_worker(config: Config, home: Path) -> None:
 
 def _serve(config: Config, num_workers: int) -> None:
     home = goodgate_home()
+    check_exposure(config, has_keys=config.auth.required == "auto" and bool(KeyStore(home).all()))
     if num_workers == 1:
         serve_process(config, home, share_port=False)
         return
@@ -157,18 +167,20 @@ def _serve(config: Config, num_workers: int) -> None:
     if config.server.port == 0:
         raise ConfigError("Several workers need a fixed port: port 0 would give each worker its own.")
     listen(config.server.host, config.server.port).close()  # SO_REUSEPORT would join whatever else shares the port
-    share = workers.share_of(config, num_workers)
-    if not workers.run_workers(num_workers, serve_as_worker, (share, home), config.server.drain_timeout_s):
+    arguments = (workers.share_of(config, num_workers), home, Ledger.shared())
+    if not workers.run_workers(num_workers, serve_as_worker, arguments, config.server.drain_timeout_s):
         _fail("A worker ended on its own; its reason stands above, and the others were stopped.")
 
 
-def _with_overrides(config: Config, host: str | None, port: int | None) -> Config:
+def _with_overrides(config: Config, host: str | None, port: int | None, is_open: bool) -> Config:
     changes: dict[str, Any] = {}
     if host is not None:
         changes["host"] = host
     if port is not None:
         changes["port"] = port
-    return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **changes))
+    server = msgspec.structs.replace(config.server, **changes)
+    auth = msgspec.structs.replace(config.auth, open=config.auth.open or is_open)
+    return msgspec.structs.replace(config, server=server, auth=auth)
 
 
 def _fail(message: str, code: int = 1) -> None:

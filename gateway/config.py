@@ -63,6 +63,14 @@ class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     timeout_s: Seconds = 5
 
 
+class AuthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may call. `required` is by default as soon as a key was ever made."""
+
+    required: Literal["auto"] | bool = "auto"
+    open: bool = False
+    loopback_is_admin: bool = False
+
+
 class LogsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is logged to stderr: one line an event, never a prompt or a key."""
 
@@ -106,6 +114,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     server: ServerConfig = ServerConfig()
     health: HealthConfig = HealthConfig()
+    auth: AuthConfig = AuthConfig()
     logs: LogsConfig = LogsConfig()
     responses: ResponsesConfig = ResponsesConfig()
     evidence: Annotated[str, Meta(min_length=1)] | None = None

@@ -34,9 +34,11 @@ from adapters.errors import (
     UnsupportedParameter,
 )
 from adapters.types import Chunk, GenerateRequest, Usage
-from gateway import admission, logs
+from gateway import admission, cost, logs
+from gateway.cost import Cost
 from gateway.fan_out import fan_out
 from gateway.fleet import Fleet, Replica, ServedModel, State
+from gateway.ledger import Ledger
 from gateway.metrics import Metrics
 from gateway.routing import POLICIES, ReplicaView
 from gateway.trace import Trace, new_request_id
@@ -61,6 +63,7 @@ class Question(Generic[T]):
     check: Check
     ask: Callable[[EngineAdapter[Any]], Awaitable[T]]
     num_tokens: Callable[[T], int] = _no_tokens  # read by the engine for this answer, where that is accounted for
+    expected_tokens: int = 0  # what that number may be, before it is known
 
 
 class Answer:
@@ -73,12 +76,14 @@ class Answer:
         self.account = account
         self._first: Chunk | None = first
         self._rest = rest
+        self.num_given = 0
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self
 
     def __anext__(self) -> Awaitable[Chunk]:
         # Not a coroutine itself: every chunk passes here, and one frame less is a tenth of its cost.
+        self.num_given += 1
         if self._first is None:
             return self._rest.__anext__()
         first, self._first = self._first, None
@@ -90,8 +95,9 @@ async def _given(chunk: Chunk) -> Chunk:
 
 
 class Dispatcher:
-    def __init__(self, fleet: Fleet, metrics: Metrics, *, max_in_flight: int) -> None:
+    def __init__(self, fleet: Fleet, metrics: Metrics, *, max_in_flight: int, ledger: Ledger | None = None) -> None:
         self._fleet = fleet
+        self._ledger = ledger or Ledger()
         self._metrics = metrics
         self._max_in_flight = max_in_flight
         self.in_flight = 0
@@ -103,9 +109,9 @@ class Dispatcher:
     @asynccontextmanager
     async def open(self, requests: Sequence[GenerateRequest], trace: Trace) -> AsyncIterator[Answer]:
         """Generate for one prompt or several; several become one answer whose choice index is prompt * n + k."""
-        model = self._fleet.resolve(requests[0].model)
+        model = self._fleet.resolve(requests[0].model, trace.caller)
         trace.model = model.name
-        with self._admitted(len(requests)):
+        with self._admitted(len(requests)), self._within_limits(trace, [cost.of_generation(each) for each in requests]):
             if len(requests) == 1:
                 async with self._generation(model, trace, requests[0]) as answer:
                     yield answer
@@ -116,9 +122,9 @@ class Dispatcher:
 
     async def ask(self, question: Question[T], name: str, trace: Trace) -> T:
         """The answer of one of the model's own replicas."""
-        model = self._fleet.resolve(name)
+        model = self._fleet.resolve(name, trace.caller)
         trace.model = model.name
-        with self._admitted(1):
+        with self._admitted(1), self._within_limits(trace, [Cost(question.expected_tokens, 0)]):
             async with AsyncExitStack() as stack:
                 replicas = self._route([model], question.check)
                 return await _first_to_answer(stack, replicas, partial(self._ask_one, trace, question))
@@ -168,10 +174,32 @@ class Dispatcher:
             self.in_flight -= num_wanted
             self._tasks.discard(task)
 
+    @contextmanager
+    def _within_limits(self, trace: Trace, costs: Sequence[Cost]) -> Iterator[None]:
+        """Holds the caller's share of his key's limits, and charges what was used in the end. A client that leaves
+        pays for what the engine has done for him, as far as that can be told."""
+        if trace.caller is None:
+            yield
+            return
+        expected = sum(each.prompt_tokens + each.completion_tokens for each in costs)
+        with self._ledger.reserved(
+            trace.caller, requests=len(costs), tokens=expected, tell=trace.limits.update
+        ) as reservation:
+            is_whole = has_failed = False
+            try:
+                yield
+                is_whole = True
+            except GoodgateError:
+                has_failed = True
+                raise
+            finally:
+                reservation.spent = cost.spent(costs, trace, is_whole=is_whole, has_failed=has_failed)
+
     @asynccontextmanager
     async def _generation(self, model: ServedModel, trace: Trace, request: GenerateRequest) -> AsyncIterator[Answer]:
         """The answer of the first replica that gives one: of the model's own, or of those of its fallbacks."""
-        chain = [model, *(self._fleet.models[name] for name in model.config.fallbacks)]
+        fallbacks = [self._fleet.models[name] for name in model.config.fallbacks]
+        chain = [model, *(each for each in fallbacks if each.is_for(trace.caller))]
         replicas = self._route(chain, lambda adapter: adapter.check_parameters(request))
         async with AsyncExitStack() as stack:
             yield await _first_to_answer(stack, replicas, partial(self._generate_on, trace, request))
@@ -216,8 +244,13 @@ class Dispatcher:
         chunks = _adapter(replica).generate(request, request_id=new_request_id())
         async with self._attempt(replica, trace), aclosing(chunks):
             first = await self._first_chunk(chunks, replica, trace)
-            rest = chunks if request.is_stream else await _read_whole(first, chunks, request.num_choices)
-            yield Answer(replica.model, first, rest, partial(self._account, replica, trace))
+            rest = chunks if request.is_stream else await _read_whole(first, chunks, request.num_choices, trace)
+            answer = Answer(replica.model, first, rest, partial(self._account, replica, trace))
+            try:
+                yield answer
+            finally:
+                if request.is_stream:
+                    trace.num_pieces += answer.num_given
 
     @asynccontextmanager
     async def _ask_one(self, trace: Trace, question: Question[T], replica: Replica) -> AsyncIterator[T]:
@@ -294,9 +327,14 @@ async def _first_to_answer(
     raise failure
 
 
-async def _read_whole(first: Chunk, rest: AsyncIterator[Chunk], num_choices: int) -> AsyncGenerator[Chunk, None]:
+async def _read_whole(
+    first: Chunk, rest: AsyncIterator[Chunk], num_choices: int, trace: Trace
+) -> AsyncGenerator[Chunk, None]:
     """Everything after the first chunk, already read; `StreamInterrupted` if the answer is not whole."""
-    read = [chunk async for chunk in rest]
+    read = []
+    async for chunk in rest:
+        read.append(chunk)
+        trace.num_pieces += 1
     num_finished = sum(chunk.finish_reason is not None for chunk in (first, *read))
     if num_finished < num_choices:
         raise StreamInterrupted("The engine's stream ended before the answer was whole.")

@@ -108,6 +108,8 @@ def response(error: GoodgateError, *, path: str = "", request_id: str = "") -> w
     if error.retry_after_s is not None or error.status == 503:
         wait_s = min(max(math.ceil(error.retry_after_s or 1), 1), MAX_RETRY_AFTER_S)
         answer.headers["Retry-After"] = str(wait_s)
+    if error.status == 401:
+        answer.headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, MethodNotAllowed):
         answer.headers["Allow"] = error.allowed
     if error.status in (408, 413):

@@ -35,6 +35,7 @@ from adapters.models.model_store import ModelMissing
 from adapters.wire.engine_client import launched_options
 from gateway import logs
 from gateway.config import Config, FindAdapter, ModelConfig, ReplicaConfig, adapter_options
+from gateway.keys import Key
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 30.0
@@ -89,6 +90,9 @@ class ServedModel:
     def is_ready(self) -> bool:
         return any(replica.is_ready for replica in self.replicas)
 
+    def is_for(self, caller: Key | None) -> bool:
+        return caller is None or caller.may_use((self.name, *self.config.aliases))
+
 
 class Fleet:
     def __init__(self, config: Config, *, find_adapter: FindAdapter, home: Path) -> None:
@@ -108,14 +112,20 @@ class Fleet:
     def replicas(self) -> list[Replica]:
         return [replica for model in self.models.values() for replica in model.replicas]
 
-    def resolve(self, name: str) -> ServedModel:
-        """The model behind a name or an alias."""
+    def resolve(self, name: str, caller: Key | None = None) -> ServedModel:
+        """The model behind a name or an alias. One that the caller may not use is as unknown as one that is not there,
+        and no hint names it."""
         model = self._names.get(name)
-        if model is None:
-            nearest = difflib.get_close_matches(name, list(self._names), n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"there is: {', '.join(sorted(self.models))}."
+        if model is None or not model.is_for(caller):
+            names = [each for each, known in self._names.items() if known.is_for(caller)]
+            nearest = difflib.get_close_matches(name, names, n=1)
+            models = ", ".join(sorted(model.name for model in self.served_to(caller))) or "none for this key"
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"there is: {models}."
             raise ModelNotFound(f"There is no model {name!r}; {hint}", param="model")
         return model
+
+    def served_to(self, caller: Key | None) -> list[ServedModel]:
+        return [model for model in self.models.values() if model.is_for(caller)]
 
     @contextmanager
     def generation(self, replica: Replica) -> Iterator[None]:

@@ -76,6 +76,7 @@ def headers_of(dispatcher: Dispatcher) -> Callable[[web.Request, web.StreamRespo
         trace = request.get(TRACE)
         if trace is not None:
             response.headers["x-request-id"] = trace.request_id
+            response.headers.update(trace.limits)
             if envelope.is_anthropic(request.path):
                 response.headers["request-id"] = trace.request_id  # where their clients look
             if trace.replica:
@@ -120,6 +121,7 @@ def _log_access(method: str, trace: Trace, status: int, elapsed_s: float) -> Non
         route=trace.route,
         status=status,
         code=trace.code,
+        key=None if trace.caller is None else trace.caller.name,
         model=trace.model,
         replica=trace.replica,
         attempts=trace.num_attempts,

@@ -8,9 +8,12 @@ import time
 from aiohttp import web
 from msgspec import Struct, field
 
+from gateway.keys import Key
+
 
 class Trace(Struct, kw_only=True):
-    """`model` stays empty until the name is known to be a configured one. Times are seconds on the monotonic clock."""
+    """`caller` is None where no key is asked for. `model` stays empty until the name is known to be a configured one.
+    Times are seconds on the monotonic clock."""
 
     request_id: str
     route: str
@@ -23,6 +26,9 @@ class Trace(Struct, kw_only=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     code: str = ""
+    caller: Key | None = None
+    num_pieces: int = 0  # of text that engines have given, for answers that end without a count of tokens
+    limits: dict[str, str] = field(default_factory=dict)  # headers that tell the caller what is left to him
 
     @property
     def elapsed_s(self) -> float:

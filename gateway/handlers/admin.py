@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from gateway.auth import admin, public
 from gateway.dispatch import Dispatcher
 from gateway.envelope import JSON
 from gateway.fleet import Fleet, Replica
@@ -25,10 +26,10 @@ class AdminHandlers:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get("/health", self.health),
-            web.get("/ready", self.ready),
-            web.get("/metrics", self.metrics),
-            web.get("/admin/status", self.status),
+            web.get("/health", public(self.health)),
+            web.get("/ready", public(self.ready)),
+            web.get("/metrics", admin(self.metrics)),
+            web.get("/admin/status", admin(self.status)),
         ]
 
     async def health(self, _: web.Request) -> web.Response:

@@ -26,6 +26,7 @@ from adapters.types import (
     one_or_several,
 )
 from gateway import envelope
+from gateway.auth import keyed
 from gateway.body import read_json
 from gateway.config import ServerConfig
 from gateway.dispatch import Answer, Dispatcher
@@ -79,10 +80,10 @@ class OpenAIHandlers:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.post("/v1/chat/completions", self.chat_completions),
-            web.post("/v1/completions", self.completions),
-            web.get("/v1/models", self.list_models),
-            web.get("/v1/models/{id:.+}", self.get_model),
+            web.post("/v1/chat/completions", keyed(self.chat_completions)),
+            web.post("/v1/completions", keyed(self.completions)),
+            web.get("/v1/models", keyed(self.list_models)),
+            web.get("/v1/models/{id:.+}", keyed(self.get_model)),
         ]
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
@@ -93,12 +94,12 @@ class OpenAIHandlers:
         body = decode_as(_completion_decoder, await read_json(request, self._limits))
         return await self._respond(request, split_prompts(body), COMPLETION)
 
-    async def list_models(self, _: web.Request) -> web.Response:
-        models = [self._model_object(model) for model in self._fleet.models.values()]
+    async def list_models(self, request: web.Request) -> web.Response:
+        models = [self._model_object(model) for model in self._fleet.served_to(request[TRACE].caller)]
         return _json_response({"object": "list", "data": models})
 
     async def get_model(self, request: web.Request) -> web.Response:
-        return _json_response(self._model_object(self._fleet.resolve(request.match_info["id"])))
+        return _json_response(self._model_object(self._fleet.resolve(request.match_info["id"], request[TRACE].caller)))
 
     def _model_object(self, model: ServedModel) -> dict[str, Any]:
         return {"id": model.name, "object": "model", "created": self._fleet.created, "owned_by": "goodgate"}

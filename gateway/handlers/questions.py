@@ -20,6 +20,8 @@ from adapters.servers.side_answers import (
     text_answer,
     tokens_answer,
 )
+from gateway import cost
+from gateway.auth import keyed
 from gateway.body import read_json
 from gateway.config import ServerConfig
 from gateway.dispatch import Dispatcher, Question
@@ -36,9 +38,9 @@ class QuestionHandlers:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.post("/v1/embeddings", self.embeddings),
-            web.post("/tokenize", self.tokenize),
-            web.post("/detokenize", self.detokenize),
+            web.post("/v1/embeddings", keyed(self.embeddings)),
+            web.post("/tokenize", keyed(self.tokenize)),
+            web.post("/detokenize", keyed(self.detokenize)),
         ]
 
     async def embeddings(self, request: web.Request) -> web.Response:
@@ -48,13 +50,14 @@ class QuestionHandlers:
             check=lambda adapter: adapter.check_embedding(wanted),
             ask=lambda adapter: adapter.embed(wanted),
             num_tokens=lambda embeddings: embeddings.prompt_tokens,
+            expected_tokens=cost.of_embedding(wanted),
         )
         embeddings = await self._dispatcher.ask(question, body.model, trace)
         return _json_response(await asyncio.to_thread(embedding_answer, embeddings, trace.model, body.format))
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = decode_tokenize(await read_json(request, self._limits))
-        name = body.model or self._only_model()
+        name = body.model or self._only_model(request)
         wanted = body.request(name)
         question = Question(
             check=lambda adapter: adapter.check_tokenize(wanted), ask=lambda adapter: adapter.tokenize(wanted)
@@ -63,16 +66,17 @@ class QuestionHandlers:
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = decode_detokenize(await read_json(request, self._limits))
-        name = body.model or self._only_model()
+        name = body.model or self._only_model(request)
         question = Question(
             check=lambda adapter: adapter.check_detokenize(), ask=lambda adapter: adapter.detokenize(body.tokens)
         )
         return _json_response(text_answer(await self._dispatcher.ask(question, name, request[TRACE])))
 
-    def _only_model(self) -> str:
-        names = list(self._fleet.models)
-        if len(names) > 1:
-            raise InvalidRequest(f"Name the `model`; there is: {', '.join(sorted(names))}.", param="model")
+    def _only_model(self, request: web.Request) -> str:
+        names = [model.name for model in self._fleet.served_to(request[TRACE].caller)]
+        if len(names) != 1:
+            there_is = ", ".join(sorted(names)) or "none for this key"
+            raise InvalidRequest(f"Name the `model`; there is: {there_is}.", param="model")
         return names[0]
 
 

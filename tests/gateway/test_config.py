@@ -167,7 +167,7 @@ def test_the_example_names_every_option_and_is_valid(monkeypatch: pytest.MonkeyP
 def test_the_example_shows_the_true_defaults() -> None:
     example = yaml.safe_load((ROOT / "configs/gateway.example.yaml").read_text())
     defaults = msgspec.to_builtins(parse_config({"models": [fake_model()]}))
-    for section in ("server", "health", "logs"):
+    for section in ("server", "health", "auth", "logs"):
         assert example[section] == defaults[section]
 
 

@@ -1,0 +1,118 @@
+"""What a key may use: requests and tokens a minute, and requests at once. Pure: use and a time go in, use comes out.
+
+    used = reserve(limits, used, now, requests=1, tokens=300)     # `Refused` when it does not fit
+    used = settle(limits, used, now, requests=1, reserved=300, spent=120)
+
+Each rate is a bucket that holds a minute's worth and drains evenly, so an idle key may use a whole minute at once.
+Tokens are reserved by what a request may cost and settled by what it did cost. What was not foreseen (an answer without
+`max_tokens`) makes a debt that later requests wait for; nothing is forgiven, and nothing is charged twice.
+"""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+
+from adapters.errors import RequestError
+
+MINUTE_S = 60.0
+BUSY_RETRY_AFTER_S = 1.0  # nobody knows when one of the open requests ends
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """None is no limit."""
+
+    requests_per_min: int | None = None
+    tokens_per_min: int | None = None
+    concurrent: int | None = None
+
+
+class Used(Struct, frozen=True):
+    """What stands in the buckets as of `at`. All zeros: nothing was ever used."""
+
+    at: float = 0.0
+    requests: float = 0.0
+    tokens: float = 0.0
+    in_flight: int = 0
+
+
+class Refused(Struct, frozen=True):
+    reason: str
+    retry_after_s: float
+
+
+class RateLimited(RequestError):
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+NO_LIMITS = Limits()
+
+
+def drained(limits: Limits, used: Used, now: float) -> Used:
+    """What is left in the buckets at `now`. A clock that went back drains nothing."""
+    elapsed_s = max(now - used.at, 0.0)
+    return Used(
+        max(now, used.at),
+        _drained(used.requests, limits.requests_per_min, elapsed_s),
+        _drained(used.tokens, limits.tokens_per_min, elapsed_s),
+        used.in_flight,
+    )
+
+
+def reserve(limits: Limits, used: Used, now: float, *, requests: int, tokens: int) -> Used | Refused:
+    """The use with this request in it, or why it has to wait.
+
+    >>> reserve(Limits(requests_per_min=60), Used(at=0.0, requests=60.0), 0.0, requests=1, tokens=0)
+    Refused(reason='60 requests a minute', retry_after_s=1.0)
+    """
+    used = drained(limits, used, now)
+    if limits.concurrent is not None and used.in_flight + requests > limits.concurrent:
+        return Refused(f"{limits.concurrent} requests at once", BUSY_RETRY_AFTER_S)
+    for name, limit, level, wanted in (
+        ("requests", limits.requests_per_min, used.requests, requests),
+        ("tokens", limits.tokens_per_min, used.tokens, reserved_tokens(limits, tokens)),
+    ):
+        if limit is not None and level + wanted > limit:
+            return Refused(f"{limit} {name} a minute", (level + wanted - limit) * MINUTE_S / limit)
+    return Used(
+        used.at, used.requests + requests, used.tokens + reserved_tokens(limits, tokens), used.in_flight + requests
+    )
+
+
+def settle(limits: Limits, used: Used, now: float, *, requests: int, reserved: int, spent: int) -> Used:
+    """The use once the request has ended: its places are free, and its tokens are those that it spent."""
+    used = drained(limits, used, now)
+    tokens = max(used.tokens + spent - reserved_tokens(limits, reserved), 0.0)
+    return Used(used.at, used.requests, tokens, max(used.in_flight - requests, 0))
+
+
+def reserved_tokens(limits: Limits, tokens: int) -> int:
+    """A request that may cost more than a minute's worth waits for an empty bucket, rather than for ever."""
+    return tokens if limits.tokens_per_min is None else min(tokens, limits.tokens_per_min)
+
+
+def too_many_at_once(limits: Limits, requests: int) -> int | None:
+    """The limit that so many requests in one body could never meet."""
+    bounds = [limit for limit in (limits.concurrent, limits.requests_per_min) if limit is not None]
+    return min(bounds) if bounds and requests > min(bounds) else None
+
+
+def headers(limits: Limits, used: Used) -> dict[str, str]:
+    """OpenAI's `x-ratelimit-*`: the limit, what is left of it, and when all of it will be there again."""
+    shown: dict[str, str] = {}
+    for name, limit, level in (
+        ("requests", limits.requests_per_min, used.requests),
+        ("tokens", limits.tokens_per_min, used.tokens),
+    ):
+        if limit is not None:
+            shown[f"x-ratelimit-limit-{name}"] = str(limit)
+            shown[f"x-ratelimit-remaining-{name}"] = str(max(math.floor(limit - level), 0))
+            shown[f"x-ratelimit-reset-{name}"] = f"{level * MINUTE_S / limit:.3f}s"
+    return shown
+
+
+def _drained(level: float, limit: int | None, elapsed_s: float) -> float:
+    return max(level - elapsed_s * limit / MINUTE_S, 0.0) if limit is not None else 0.0
