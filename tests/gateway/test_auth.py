@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
@@ -18,7 +17,7 @@ from aiohttp import web
 from gateway.auth import NEEDS_KEY, Access, check_exposure, declared_access, is_loopback
 from gateway.config import ConfigError, parse_config
 from gateway.keys import KeyStore, NewKey, digest
-from tests.gateway.rig import HELLO, Gateway, Start, fake, fake_model, free_port, model
+from tests.gateway.rig import HELLO, Gateway, Start, fake, fake_model, free_port, model, until
 from tests.gateway.test_bad_requests import raw
 
 FORMS = {
@@ -177,7 +176,7 @@ async def answer_to(gateway: Gateway, lines: list[tuple[bytes, bytes]], target: 
 
 
 def without_request_id(answer: bytes) -> bytes:
-    return re.sub(rb"x-request-id: \S+|Date: [^\r]+", b"", answer)
+    return re.sub(rb"(x-request-id|Date): [^\r]+", rb"\1", answer)
 
 
 async def test_a35_whatever_is_wrong_with_a_key_the_answer_is_the_same_401(start: Start, tmp_path: Path) -> None:
@@ -213,7 +212,10 @@ async def test_a35_a_header_that_comes_twice_or_is_malformed_lets_nobody_in(
 ) -> None:
     secret = KeyStore(tmp_path).create(NewKey(name="a")).encode()
     gateway = await start(fake_model())
-    answer = await answer_to(gateway, [(name, value.replace(b"%b", secret)) for name, value in lines])
+    try:
+        answer = await answer_to(gateway, [(name, value.replace(b"%b", secret)) for name, value in lines])
+    except ConnectionResetError:  # it did not even wait for the rest
+        return
     assert answer.split()[1] in (b"400", b"401"), answer
     assert secret not in answer
     assert b'"object":"list"' not in answer
@@ -391,7 +393,7 @@ async def test_a_key_sees_and_uses_its_own_models_only_and_hears_of_no_other(sta
     for name, status in (("small-1", 200), ("large", 200), ("nick", 200), ("secret-1", 404), ("secret", 404)):
         asked = {**HELLO, "model": name}
         answered = [await gateway.post("/v1/chat/completions", asked, **headers)]
-        answered.append(await gateway.post("/v1/chat/completions", {**asked, "model": f"{name}"}, **headers))
+        answered.append(await gateway.post("/v1/completions", {"model": name, "prompt": "x"}, **headers))
         async with gateway.client.get(f"{gateway.url}/v1/models/{name}", headers=headers) as response:
             answered.append((response.status, await response.json(), None))
         assert {each[0] for each in answered} == {status}
@@ -410,8 +412,7 @@ async def test_a_fallback_that_a_key_may_not_use_does_not_answer_it(start: Start
     narrow, wide = store.create(NewKey(name="narrow", models=("m",))), store.create(NewKey(name="wide"))
     down = {"engine": "vllm", "options": {"url": f"http://127.0.0.1:{free_port()}", "model": "x"}}
     gateway = await start(model(down, fallbacks=["other"]), model(fake(), name="other"), is_ready=False)
-    while not gateway.fleet.models["other"].is_ready:
-        await asyncio.sleep(0.01)
+    await until(lambda: gateway.fleet.models["other"].is_ready)
     assert (await gateway.post("/v1/chat/completions", HELLO, **FORMS["bearer"](wide)))[0] == 200
     assert (await gateway.post("/v1/chat/completions", HELLO, **FORMS["bearer"](narrow)))[0] == 503
 
@@ -422,10 +423,9 @@ def test_an_open_gateway_does_not_listen_where_others_can_reach_it(host: str) ->
     with pytest.raises(ConfigError, match=r"goodgate keys create NAME.*--open"):
         check_exposure(config, has_keys=False)
     check_exposure(config, has_keys=True)
-    for auth, has_keys in (({"open": True}, False), ({"required": True}, False)):
-        check_exposure(
-            parse_config({"server": {"host": host}, "auth": auth, "models": [fake_model()]}), has_keys=has_keys
-        )
+    for auth in ({"open": True}, {"required": True}):
+        allowed = parse_config({"server": {"host": host}, "auth": auth, "models": [fake_model()]})
+        check_exposure(allowed, has_keys=False)
     never = parse_config({"server": {"host": host}, "auth": {"required": False}, "models": [fake_model()]})
     with pytest.raises(ConfigError):
         check_exposure(never, has_keys=True)
@@ -437,6 +437,5 @@ def test_an_open_gateway_does_not_listen_where_others_can_reach_it(host: str) ->
 )
 def test_what_is_loopback(host: str | None, is_local: bool) -> None:
     assert is_loopback(host) is is_local
-    if host is not None:
-        if is_local:
-            check_exposure(parse_config({"server": {"host": host}, "models": [fake_model()]}), has_keys=False)
+    if host is not None and is_local:
+        check_exposure(parse_config({"server": {"host": host}, "models": [fake_model()]}), has_keys=False)
