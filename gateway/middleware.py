@@ -122,6 +122,7 @@ def _log_access(method: str, trace: Trace, status: int, elapsed_s: float) -> Non
         status=status,
         code=trace.code,
         key=None if trace.caller is None else trace.caller.name,
+        tenant=None if trace.caller is None else trace.caller.tenant,
         model=trace.model,
         replica=trace.replica,
         attempts=trace.num_attempts,

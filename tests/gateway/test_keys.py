@@ -16,6 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from adapters.launching.recipes.native import gateway_config
+from gateway.auth import check_exposure
+from gateway.config import parse_config
 from gateway.keys import KeyRing, KeysError, KeyStore, NewKey, digest
 from gateway.limits import Limits
 from tests.gateway.rig import HELLO, Start, fake_model, free_port, until
@@ -201,6 +204,7 @@ async def until_noticed() -> None:
     await until(lambda: time.monotonic() - started > NOTICED_WITHIN_S)
 
 
+@pytest.mark.slow
 def test_the_commands_make_show_rotate_and_revoke_a_key_under_a_gateway_of_two_workers(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_model(), server={"port": free_port()}, health={"interval_s": 60})
     with running(config, "--workers", "2", home=tmp_path) as (_, url):
@@ -270,6 +274,12 @@ def test_a_command_that_cannot_be_done_is_one_sentence_and_exit_1(
 def test_every_command_of_keys_has_an_example(tmp_path: Path) -> None:
     for command in ("create", "list", "revoke", "rotate"):
         assert f"Example: goodgate keys {command}" in goodgate("keys", command, "--help", home=tmp_path).stdout
+
+
+def test_a_launched_native_engine_asks_nobody_for_the_keys_of_the_gateway_in_front() -> None:
+    config = parse_config(gateway_config("m", 1, {}))
+    assert config.auth.required is False
+    check_exposure(config, has_keys=False)
 
 
 def test_serving_others_without_a_key_has_to_be_asked_for_by_name(tmp_path: Path) -> None:

@@ -341,6 +341,7 @@ def hammer(ledger: Ledger, key: Key, seed: int, results: Any) -> None:
     results.put(num_let_in)
 
 
+@pytest.mark.slow
 def test_processes_that_share_a_ledger_lose_no_request_and_let_none_in_twice() -> None:
     context = multiprocessing.get_context("spawn")
     ledger, results = Ledger.shared(), context.Queue()
@@ -357,6 +358,7 @@ def test_processes_that_share_a_ledger_lose_no_request_and_let_none_in_twice() -
     assert ledger.used(key).in_flight == 0
 
 
+@pytest.mark.slow
 async def test_g34_four_workers_let_in_what_one_would(tmp_path: Path) -> None:
     slow = {"engine": "fake", "options": {"ttft_ms": 3_000, "itl_ms": 0, "tokens": 2}}
     quick = {"engine": "fake", "options": {"ttft_ms": 0, "itl_ms": 0, "tokens": 2}}
