@@ -275,7 +275,7 @@ class KeyRing:
             except sqlite3.Error as error:
                 self._close()
                 raise KeysError(f"The keys in {self._store.path} cannot be read: {error}.") from error
-            self._keys = {stored: (stored, key) for stored, key in keys if key.revoked is None}
+            self._keys = {stored: (stored, key) for stored, key in keys}
             self.has_keys = self.has_keys or bool(keys)
             self._seen = (inode, version)
 

@@ -439,3 +439,17 @@ def test_what_is_loopback(host: str | None, is_local: bool) -> None:
     assert is_loopback(host) is is_local
     if host is not None and is_local:
         check_exposure(parse_config({"server": {"host": host}, "models": [fake_model()]}), has_keys=False)
+
+
+async def test_a_gateway_in_front_of_another_shows_it_a_key_of_its_own(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PEER_KEY", KeyStore(tmp_path).create(NewKey(name="front")))
+    behind = await start(fake_model(tokens=3))
+    for environment, status in (("PEER_KEY", 200), ("OTHER_KEY", 502)):
+        monkeypatch.setenv("OTHER_KEY", "gg-" + secrets.token_urlsafe(32))
+        peer = {"engine": "goodgate_peer", "options": {"url": behind.url, "api_key_env": environment}}
+        front = await start(model(peer), auth={"required": False})
+        answered, body, _ = await front.post("/v1/chat/completions", HELLO, Authorization="Bearer of-the-caller")
+        assert answered == status, body
+        assert "gg-" not in str(body)

@@ -289,13 +289,17 @@ async def test_a_failed_request_and_a_refused_one_cost_no_tokens(
 async def test_a42_a_client_that_leaves_before_the_end_pays_for_what_it_got(start: Start, tmp_path: Path) -> None:
     headers = key_in(tmp_path, tokens_per_min=100_000)
     gateway = await start(fake_model(tokens=500, itl_ms=5))
-    ledger = at_one_moment(gateway)
+    ledger, [key] = at_one_moment(gateway), KeyStore(tmp_path).all()
     async with gateway.client.post(gateway.url + CHAT, json={**HELLO, "stream": True}, headers=headers) as response:
         for _ in range(20):
             await response.content.readuntil(b"\n\n")
     await until(lambda: gateway.dispatcher.in_flight == 0)
-    [key] = KeyStore(tmp_path).all()
-    assert 20 <= ledger.used(key).tokens < 200
+    for_the_stream = ledger.used(key).tokens
+    assert 20 <= for_the_stream < 200
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(ask(gateway, headers), 0.4)
+    await until(lambda: gateway.dispatcher.in_flight == 0)
+    assert 10 <= ledger.used(key).tokens - for_the_stream < 200
 
 
 async def test_every_prompt_of_a_list_counts_and_more_than_the_limit_can_never_be(start: Start, tmp_path: Path) -> None:
@@ -304,6 +308,16 @@ async def test_every_prompt_of_a_list_counts_and_more_than_the_limit_can_never_b
     for num_prompts, status in ((3, 200), (4, 400), (3, 200), (3, 429), (2, 200)):
         body = {"model": "m", "prompt": ["x"] * num_prompts}
         assert (await gateway.post("/v1/completions", body, **headers))[0] == status
+
+
+async def test_embeddings_hold_and_cost_the_tokens_of_their_texts(start: Start, tmp_path: Path) -> None:
+    headers = key_in(tmp_path, tokens_per_min=1_000)
+    gateway = await start(fake_model())
+    ledger, [key] = at_one_moment(gateway), KeyStore(tmp_path).all()
+    body = {"model": "m", "input": ["x " * 200]}
+    status, answer, shown = await gateway.post("/v1/embeddings", body, **headers)
+    assert (status, shown["x-ratelimit-remaining-tokens"]) == (200, str(1_000 - 101)), answer
+    assert ledger.used(key).tokens == answer["usage"]["prompt_tokens"] > 0
 
 
 async def test_questions_count_as_requests_and_an_alias_is_no_second_purse(start: Start, tmp_path: Path) -> None:
@@ -326,6 +340,27 @@ async def test_rotating_a_key_gives_no_new_minute(start: Start, tmp_path: Path) 
 
 
 # Over several processes
+
+
+def count_up_and_down(ledger: Ledger, key: Key, all_there: Any) -> None:
+    all_there.wait(60)
+    for _ in range(20_000):
+        with ledger.reserved(key, requests=1, tokens=0):
+            pass
+
+
+@pytest.mark.slow
+def test_processes_that_change_one_record_at_once_lose_no_change() -> None:
+    context = multiprocessing.get_context("spawn")
+    ledger, all_there = Ledger.shared(), context.Barrier(3)
+    key = Key(id=7, name="a", limits=Limits(concurrent=1_000_000))
+    workers = [context.Process(target=count_up_and_down, args=(ledger, key, all_there)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert ledger.used(key).in_flight == 0
 
 
 def hammer(ledger: Ledger, key: Key, seed: int, results: Any) -> None:
