@@ -2,7 +2,7 @@
 
 POST /v1/messages    POST /v1/messages/count_tokens
 
-`x-api-key`, `anthropic-version` and `anthropic-beta` are taken as they come; what a beta adds to the body is refused by
+`anthropic-version` and `anthropic-beta` are taken as they come; what a beta adds to the body is refused by
 name where it has no meaning here. Errors are in Anthropic's shape (gateway/envelope.py).
 """
 
@@ -17,6 +17,7 @@ from aiohttp import web
 
 from adapters.errors import GoodgateError, UnsupportedParameter
 from gateway import envelope
+from gateway.auth import keyed
 from gateway.body import read_json
 from gateway.config import ServerConfig
 from gateway.dispatch import Dispatcher, Question
@@ -34,8 +35,8 @@ class AnthropicHandlers:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.post(envelope.MESSAGES, self.messages),
-            web.post(f"{envelope.MESSAGES}/count_tokens", self.count_tokens),
+            web.post(envelope.MESSAGES, keyed(self.messages)),
+            web.post(f"{envelope.MESSAGES}/count_tokens", keyed(self.count_tokens)),
         ]
 
     async def messages(self, request: web.Request) -> web.StreamResponse:

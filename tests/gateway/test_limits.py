@@ -329,6 +329,27 @@ async def test_questions_count_as_requests_and_an_alias_is_no_second_purse(start
     assert (await gateway.post("/tokenize", {"model": "m", "prompt": "x"}, **headers))[0] == 429
 
 
+async def test_anthropics_route_has_the_same_keys_models_and_limits_in_its_own_words(
+    start: Start, tmp_path: Path
+) -> None:
+    limited = NewKey(name="a", models=("m",), limits=Limits(requests_per_min=1))
+    headers = {"x-api-key": KeyStore(tmp_path).create(limited)}
+    gateway = await start(fake_model(), model(fake(), name="other"))
+    body = {**HELLO, "max_tokens": 5}
+    for sent, shown, status, kind in (
+        (body, {}, 401, "authentication_error"),
+        ({**body, "model": "other"}, headers, 404, "not_found_error"),
+        (body, headers, 200, None),
+        (body, headers, 429, "rate_limit_error"),
+    ):
+        answered, answer, told = await gateway.post("/v1/messages", sent, **shown)
+        assert (answered, answer.get("error", {}).get("type")) == (status, kind), answer
+        if status in (200, 429):
+            assert told["x-ratelimit-remaining-requests"] == "0"
+        if status == 429:
+            assert int(told["Retry-After"]) >= 55
+
+
 async def test_rotating_a_key_gives_no_new_minute(start: Start, tmp_path: Path) -> None:
     store = KeyStore(tmp_path)
     headers = key_in(tmp_path, requests_per_min=2)
