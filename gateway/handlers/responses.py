@@ -17,6 +17,7 @@ from aiohttp import web
 from adapters.errors import GoodgateError, InvalidRequest, RequestError
 from adapters.types import ChatRequest
 from gateway import envelope, logs
+from gateway.auth import keyed
 from gateway.body import read_json
 from gateway.config import ServerConfig
 from gateway.dispatch import Answer, Dispatcher
@@ -56,17 +57,17 @@ class ResponsesHandlers:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.post("/v1/responses", self.create),
-            web.get("/v1/responses/{id}", self.retrieve),
-            web.delete("/v1/responses/{id}", self.delete),
-            web.get("/v1/responses/{id}/input_items", self.list_input_items),
+            web.post("/v1/responses", keyed(self.create)),
+            web.get("/v1/responses/{id}", keyed(self.retrieve)),
+            web.delete("/v1/responses/{id}", keyed(self.delete)),
+            web.get("/v1/responses/{id}/input_items", keyed(self.list_input_items)),
         ]
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         body = decode_body(await read_json(request, self._limits))
         if body.store and self._store is None:
             raise InvalidRequest(f"`store: true` is not possible: {KEEPS_NOTHING}.", param="store")
-        turn = Turn(body, [*await self._earlier_items(body), *input_items(body)])
+        turn = Turn(body, [*await self._earlier_items(body, request[TRACE]), *input_items(body)])
         try:
             if body.stream:
                 return await self._stream(request, turn)
@@ -79,12 +80,12 @@ class ResponsesHandlers:
     async def retrieve(self, request: web.Request) -> web.Response:
         if request.query.get("stream", "false").lower() not in ("", "false", "0"):
             raise InvalidRequest("A response that is whole is not streamed again; leave out `stream`.", param="stream")
-        stored = await self._find(request.match_info["id"])
+        stored = await self._find(request.match_info["id"], request[TRACE])
         return web.Response(body=stored.response, content_type=envelope.JSON)
 
     async def delete(self, request: web.Request) -> web.Response:
         id = request.match_info["id"]
-        if self._store is None or not await self._store.delete(id):
+        if self._store is None or not await self._store.delete(_kept_as(id, request[TRACE])):
             self._not_found(id)
         return _json_response({"id": id, "object": "response", "deleted": True})
 
@@ -92,18 +93,18 @@ class ResponsesHandlers:
         """The items that led to a response, earlier turns included; the latest first unless asked otherwise."""
         query = request.query
         check_include(query.getall("include", []) + query.getall("include[]", []))
-        stored = await self._find(request.match_info["id"])
+        stored = await self._find(request.match_info["id"], request[TRACE])
         items: list[Item] = msgspec.json.decode(stored.items)
         return _json_response(_page(items, query.get("order", "desc"), query.get("after"), query.get("limit", "20")))
 
-    async def _earlier_items(self, body: ResponseBody) -> list[Item]:
+    async def _earlier_items(self, body: ResponseBody, trace: Trace) -> list[Item]:
         if body.previous_response_id is None:
             return []
-        stored = await self._find(body.previous_response_id, param="previous_response_id")
+        stored = await self._find(body.previous_response_id, trace, param="previous_response_id")
         return [*msgspec.json.decode(stored.items), *msgspec.json.decode(stored.response)["output"]]
 
-    async def _find(self, id: str, param: str | None = None) -> Stored:
-        stored = None if self._store is None else await self._store.get(id)
+    async def _find(self, id: str, trace: Trace, param: str | None = None) -> Stored:
+        stored = None if self._store is None else await self._store.get(_kept_as(id, trace))
         return stored or self._not_found(id, param)
 
     def _not_found(self, id: str, param: str | None = None) -> NoReturn:
@@ -154,10 +155,15 @@ class ResponsesHandlers:
             return
         stored = Stored(response=msgspec.json.encode(reply.response()), items=msgspec.json.encode(turn.items))
         try:
-            reply.is_kept = await self._store.put(reply.id, stored)
+            reply.is_kept = await self._store.put(_kept_as(reply.id, trace), stored)
         except StoreFailed as error:
             reply.is_kept = False
             logs.warning(_log, "a response was not kept", request_id=trace.request_id, reason=error.message)
+
+
+def _kept_as(id: str, trace: Trace) -> str:
+    """Responses belong to the key that asked for them: to any other they are not there."""
+    return id if trace.caller is None else f"{trace.caller.id}:{id}"
 
 
 class Turn:

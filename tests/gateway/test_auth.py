@@ -65,7 +65,7 @@ def secrets_of(home: Path) -> dict[str, str]:
 
 def expected(route: Route, role: str) -> set[int]:
     """The statuses that the decision may lead to. A POST of `{}` that comes through is a 400 of its handler."""
-    passed = {200} if route.method in ("GET", "HEAD") else {400}
+    passed = {400} if route.method == "POST" else {200, 404}  # 404: a response that nobody has kept
     if route.access is Access.PUBLIC:
         return passed
     if role not in VALID:
@@ -453,3 +453,25 @@ async def test_a_gateway_in_front_of_another_shows_it_a_key_of_its_own(
         answered, body, _ = await front.post("/v1/chat/completions", HELLO, Authorization="Bearer of-the-caller")
         assert answered == status, body
         assert "gg-" not in str(body)
+
+
+async def test_a38_a_response_is_there_for_the_key_that_asked_for_it_and_for_no_other(
+    start: Start, tmp_path: Path
+) -> None:
+    store = KeyStore(tmp_path)
+    mine, other = ({"x-api-key": store.create(NewKey(name=name))} for name in ("mine", "other"))
+    gateway = await start(fake_model())
+    _, made, _ = await gateway.post("/v1/responses", {"model": "m", "input": "Hello"}, **mine)
+
+    async def status(method: str, path: str, headers: dict[str, str]) -> int:
+        async with gateway.client.request(method, f"{gateway.url}/v1/responses/{path}", headers=headers) as response:
+            return response.status
+
+    for id in (made["id"], f"1:{made['id']}", f"1%3A{made['id']}"):
+        for method, path in (("GET", id), ("GET", f"{id}/input_items"), ("DELETE", id)):
+            assert await status(method, path, other) == 404
+        following = {"model": "m", "input": "x", "previous_response_id": id}
+        assert (await gateway.post("/v1/responses", following, **other))[0] == 404
+    following["previous_response_id"] = made["id"]
+    assert (await gateway.post("/v1/responses", following, **mine))[0] == 200
+    assert [await status(method, made["id"], mine) for method in ("GET", "DELETE", "GET")] == [200, 200, 404]
