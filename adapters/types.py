@@ -263,11 +263,15 @@ INFORMATIONAL = frozenset(
 
 
 class Usage(Struct, frozen=True):
-    """Tokens of one request, all choices together. `cached_tokens`: prompt tokens served from a prefix cache."""
+    """Tokens of one request, all choices together; the last two are parts of the first two, None where nobody told.
+
+    `cached_tokens`: of the prompt, served from a prefix cache. `reasoning_tokens`: of the completion, thought.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class Chunk(Struct, frozen=True, kw_only=True):

@@ -150,10 +150,15 @@ class _PromptDetails(Struct):
     cached_tokens: _TokenCount | None = None
 
 
+class _CompletionDetails(Struct):
+    reasoning_tokens: _TokenCount | None = None
+
+
 class _Usage(Struct):
     prompt_tokens: _TokenCount | None = 0
     completion_tokens: _TokenCount | None = 0
     prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
 
 
 class _Payload(Struct):
@@ -311,9 +316,13 @@ class StreamReader:
         """The engine's own count; without one, the pieces of text, which are one token each in every engine we know."""
         if self._usage is None:
             return Usage(0, self._num_pieces)
-        details = self._usage.prompt_tokens_details
-        cached_tokens = details.cached_tokens if details else None
-        return Usage(self._usage.prompt_tokens or 0, self._usage.completion_tokens or 0, cached_tokens)
+        of_prompt, of_completion = self._usage.prompt_tokens_details, self._usage.completion_tokens_details
+        return Usage(
+            self._usage.prompt_tokens or 0,
+            self._usage.completion_tokens or 0,
+            cached_tokens=of_prompt.cached_tokens if of_prompt else None,
+            reasoning_tokens=of_completion.reasoning_tokens if of_completion else None,
+        )
 
 
 def _names_a_function(request: GenerateRequest) -> bool:
