@@ -26,7 +26,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from msgspec import Struct
 
-from adapters.errors import UnsupportedOperation, UnsupportedParameter
+from adapters.errors import UnsupportedContent, UnsupportedOperation, UnsupportedParameter
 from adapters.types import (
     INFORMATIONAL,
     ChatRequest,
@@ -34,6 +34,8 @@ from adapters.types import (
     EmbeddingRequest,
     Embeddings,
     GenerateRequest,
+    Message,
+    PartKind,
     TokenizeRequest,
     Tokens,
     set_fields,
@@ -51,6 +53,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     tokenize_chat: bool = False  # of messages, through the chat template
     detokenize: bool = False
     token_prompts: bool = False  # takes lists of token ids as a prompt
+    parts: frozenset[PartKind] = frozenset()  # what it takes in messages beside text
     parameters: frozenset[str] = frozenset()
     load: frozenset[str] = frozenset()  # the fields of `Load` that it tells
 
@@ -147,6 +150,8 @@ class EngineAdapter(ABC, Generic[O]):
             and not self.capabilities.token_prompts
         ):
             raise UnsupportedParameter("prompt", self.engine)
+        if isinstance(request, ChatRequest):
+            self._check_parts(request.messages)
         refused = set_fields(request) - self.capabilities.parameters - INFORMATIONAL - {prompt_field}
         for field in sorted(refused):
             if _asks_for_one_call(field, request) or not is_default(field, getattr(request, field)):
@@ -168,6 +173,13 @@ class EngineAdapter(ABC, Generic[O]):
             raise UnsupportedOperation(_operation(request), self.engine)
         if request.tools and not (self.tokenizes_tools and "tools" in self.capabilities.parameters):
             raise UnsupportedParameter("tools", self.engine)
+        self._check_parts(request.messages or ())
+
+    def _check_parts(self, messages: Sequence[Message]) -> None:
+        for at, message in enumerate(messages):
+            for place, kind in message.other_parts():
+                if kind not in self.capabilities.parts:
+                    raise UnsupportedContent(kind, f"messages[{at}].content[{place}]", self.engine)
 
     def check_detokenize(self) -> None:
         if not self.capabilities.detokenize:

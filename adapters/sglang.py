@@ -34,7 +34,7 @@ from adapters.types import ChatRequest, GenerateRequest, TokenizeRequest, Tokens
 from adapters.wire.engine_client import Exchange, Post
 from adapters.wire.generate_http import GenerateReader, Parse, Piece, call_reader
 from adapters.wire.openai_http import (
-    EmbeddingOptions,
+    ContentOptions,
     LoadMetrics,
     OpenAIHTTPAdapter,
     SideRoutes,
@@ -60,11 +60,16 @@ def top_k(value: int) -> int:
     return value or -1
 
 
-class SGLangOptions(EmbeddingOptions):
+class SGLangOptions(ContentOptions):
     route: Literal["openai", "native"] = "openai"
     chat_template: str = ""  # for route native: a model of the store, a Hugging Face folder or a Jinja file
     tool_parser: ToolParser = "auto"  # for route native: how the model writes tool calls
     incremental_output: bool = False  # the server was started with --incremental-streaming-output
+    content_parts: tuple[Literal["image_url"], ...] = ()  # sounds have words of its own there
+
+    def __post_init__(self) -> None:
+        if self.content_parts and self.route == "native":
+            raise ValueError("content_parts needs the route openai; the other takes plain text")
 
 
 class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
@@ -82,6 +87,7 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
     dialect = Dialect(
         parameters=frozenset(LIMITS | SAMPLING | PENALTIES | DETAILS | CHAT),
         chat_limit="max_completion_tokens",
+        thought_field="reasoning_content",
         conversions={"top_k": top_k},
     )
     load_metrics = LoadMetrics(

@@ -25,8 +25,8 @@ FILE = next((file for place in PLACES if (file := place / "openai-openapi.yaml")
 OURS = {"ChatCompletionResponseMessage", "ChatCompletionStreamResponseDelta"}
 REASONING = {"reasoning": {"type": "string"}, "reasoning_content": {"type": "string"}}
 
-# Where the schema denies what the reference says in words and OpenAI's servers do: events of a completion have the shape
-# of the whole answer, but until the last one no reason, and null for the usage that was asked for.
+# Where the schema denies what the reference says in words and OpenAI's servers do: events of a completion have the
+# shape of the whole answer, but until the last one no reason, and null for the usage that was asked for.
 COMPLETION_EVENT = "CompletionEvent"
 
 
