@@ -21,7 +21,7 @@ Rules an adapter keeps, checked for every one of them by tests/contract:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 from msgspec import Struct
@@ -151,7 +151,7 @@ class EngineAdapter(ABC, Generic[O]):
         ):
             raise UnsupportedParameter("prompt", self.engine)
         if isinstance(request, ChatRequest):
-            self._check_parts(request.messages)
+            check_parts(request.messages, self.capabilities.parts, self.engine)
         refused = set_fields(request) - self.capabilities.parameters - INFORMATIONAL - {prompt_field}
         for field in sorted(refused):
             if _asks_for_one_call(field, request) or not is_default(field, getattr(request, field)):
@@ -173,17 +173,19 @@ class EngineAdapter(ABC, Generic[O]):
             raise UnsupportedOperation(_operation(request), self.engine)
         if request.tools and not (self.tokenizes_tools and "tools" in self.capabilities.parameters):
             raise UnsupportedParameter("tools", self.engine)
-        self._check_parts(request.messages or ())
-
-    def _check_parts(self, messages: Sequence[Message]) -> None:
-        for at, message in enumerate(messages):
-            for place, kind in message.other_parts():
-                if kind not in self.capabilities.parts:
-                    raise UnsupportedContent(kind, f"messages[{at}].content[{place}]", self.engine)
+        check_parts(request.messages or (), self.capabilities.parts, self.engine)
 
     def check_detokenize(self) -> None:
         if not self.capabilities.detokenize:
             raise UnsupportedOperation("detokenize", self.engine)
+
+
+def check_parts(messages: Sequence[Message], taken: Collection[PartKind], engine: str) -> None:
+    """Refuse what the engine does not take in messages beside text, naming its place, its kind and the engine."""
+    for at, message in enumerate(messages):
+        for place, kind in message.other_parts():
+            if kind not in taken:
+                raise UnsupportedContent(kind, f"messages[{at}].content[{place}]", engine)
 
 
 def _operation(request: TokenizeRequest) -> str:
