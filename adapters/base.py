@@ -21,12 +21,12 @@ Rules an adapter keeps, checked for every one of them by tests/contract:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 from msgspec import Struct
 
-from adapters.errors import UnsupportedOperation, UnsupportedParameter
+from adapters.errors import UnsupportedContent, UnsupportedOperation, UnsupportedParameter
 from adapters.types import (
     INFORMATIONAL,
     ChatRequest,
@@ -34,6 +34,8 @@ from adapters.types import (
     EmbeddingRequest,
     Embeddings,
     GenerateRequest,
+    Message,
+    PartKind,
     TokenizeRequest,
     Tokens,
     set_fields,
@@ -51,6 +53,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     tokenize_chat: bool = False  # of messages, through the chat template
     detokenize: bool = False
     token_prompts: bool = False  # takes lists of token ids as a prompt
+    parts: frozenset[PartKind] = frozenset()  # what it takes in messages beside text
     parameters: frozenset[str] = frozenset()
     load: frozenset[str] = frozenset()  # the fields of `Load` that it tells
 
@@ -147,6 +150,8 @@ class EngineAdapter(ABC, Generic[O]):
             and not self.capabilities.token_prompts
         ):
             raise UnsupportedParameter("prompt", self.engine)
+        if isinstance(request, ChatRequest):
+            check_parts(request.messages, self.capabilities.parts, self.engine)
         refused = set_fields(request) - self.capabilities.parameters - INFORMATIONAL - {prompt_field}
         for field in sorted(refused):
             if _asks_for_one_call(field, request) or not is_default(field, getattr(request, field)):
@@ -168,10 +173,19 @@ class EngineAdapter(ABC, Generic[O]):
             raise UnsupportedOperation(_operation(request), self.engine)
         if request.tools and not (self.tokenizes_tools and "tools" in self.capabilities.parameters):
             raise UnsupportedParameter("tools", self.engine)
+        check_parts(request.messages or (), self.capabilities.parts, self.engine)
 
     def check_detokenize(self) -> None:
         if not self.capabilities.detokenize:
             raise UnsupportedOperation("detokenize", self.engine)
+
+
+def check_parts(messages: Sequence[Message], taken: Collection[PartKind], engine: str) -> None:
+    """Refuse what the engine does not take in messages beside text, naming its place, its kind and the engine."""
+    for at, message in enumerate(messages):
+        for place, kind in message.other_parts():
+            if kind not in taken:
+                raise UnsupportedContent(kind, f"messages[{at}].content[{place}]", engine)
 
 
 def _operation(request: TokenizeRequest) -> str:

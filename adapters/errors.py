@@ -58,6 +58,11 @@ class UnsupportedParameter(RequestError):
         self.engine = engine
 
 
+class UnsupportedContent(UnsupportedParameter):
+    def __init__(self, kind: str, place: str, engine: str) -> None:
+        RequestError.__init__(self, f"The engine {engine!r} takes no {kind!r} ({place}).", param="messages")
+
+
 class UnsupportedOperation(RequestError):
     code = "unsupported_operation"
 

@@ -7,9 +7,11 @@ Every field and every question is passed on. What the engine behind the peer can
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 
-from adapters.types import INFORMATIONAL, ChatRequest, CompletionRequest
+from adapters.types import INFORMATIONAL, ChatRequest, CompletionRequest, PartKind
 from adapters.wire.openai_http import VLLM_ROUTES, HTTPOptions, OpenAIHTTPAdapter
 from adapters.wire.openai_wire import Dialect
 
@@ -21,8 +23,12 @@ class Adapter(OpenAIHTTPAdapter[HTTPOptions]):
     Options = HTTPOptions
     token_prompts = True
     side_routes = msgspec.structs.replace(VLLM_ROUTES, version="")  # a gateway has engines, and no version of one
-    dialect = Dialect(parameters=frozenset(FIELDS - INFORMATIONAL - {"messages", "prompt"}))
+    dialect = Dialect(
+        parameters=frozenset(FIELDS - INFORMATIONAL - {"messages", "prompt"}), thought_field="reasoning_content"
+    )
 
     def __init__(self, options: HTTPOptions) -> None:
         super().__init__(options)
-        self.capabilities = msgspec.structs.replace(self.capabilities, embeddings=True, dimensions=True)
+        self.capabilities = msgspec.structs.replace(
+            self.capabilities, embeddings=True, dimensions=True, parts=frozenset(get_args(PartKind))
+        )

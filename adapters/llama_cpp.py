@@ -37,7 +37,7 @@ from adapters.launching.launch import Installable
 from adapters.types import ChatRequest, Chunk, CompletionRequest, GenerateRequest, TokenizeRequest, Tokens
 from adapters.wire.engine_client import Post
 from adapters.wire.openai_http import (
-    EmbeddingOptions,
+    ContentOptions,
     LoadMetrics,
     OpenAIHTTPAdapter,
     SideRoutes,
@@ -85,9 +85,9 @@ class _Props(Struct):
     chat_template_caps: _TemplateCaps = _TemplateCaps()
 
 
-class Adapter(Installable, OpenAIHTTPAdapter[EmbeddingOptions]):
+class Adapter(Installable, OpenAIHTTPAdapter[ContentOptions]):
     engine = "llama_cpp"
-    Options: ClassVar[type[EmbeddingOptions]] = EmbeddingOptions
+    Options: ClassVar[type[ContentOptions]] = ContentOptions
     token_prompts = True
     tokenizes_tools = True
     keeps_connections = False
@@ -106,13 +106,14 @@ class Adapter(Installable, OpenAIHTTPAdapter[EmbeddingOptions]):
         renames={"repetition_penalty": "repeat_penalty"},
         defaults={"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0},
         conversions={"seed": seed32, "top_k": lambda top_k: max(top_k, 0)},
+        thought_field="reasoning_content",
         completion_logprobs_look_like_chat=True,
         counts_each_choice=True,
         tool_names_grow=True,
     )
     load_metrics = LoadMetrics(running="llamacpp:requests_processing", waiting="llamacpp:requests_deferred")
 
-    def __init__(self, options: EmbeddingOptions) -> None:
+    def __init__(self, options: ContentOptions) -> None:
         super().__init__(options)
         self.capabilities = msgspec.structs.replace(
             self.capabilities, tokenize_chat=True, embeddings=options.embeddings

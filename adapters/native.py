@@ -35,6 +35,7 @@ from adapters.models.chat_template import ChatTemplate
 from adapters.models.model_files import not_installed
 from adapters.models.model_store import ModelStore, is_store_name
 from adapters.tools.formats import ToolFormat
+from adapters.tools.think_text import ReasoningParser, reads_thoughts, thoughts_of, with_thoughts
 from adapters.tools.tool_calls import (
     CallChunks,
     ToolParser,
@@ -75,6 +76,7 @@ class NativeOptions(NativeSettings, kw_only=True):
     model: Annotated[str, Meta(min_length=1)]  # a name in the model store, or a path to a GGUF file or folder
     home: str | None = None  # where the model store is; default: GOODGATE_HOME
     tool_parser: ToolParser = "auto"  # how the model writes tool calls
+    reasoning_parser: ReasoningParser = "auto"  # and how it marks what it thinks
 
 
 class Adapter(Launchable, EngineAdapter[NativeOptions]):
@@ -100,6 +102,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         self._engine: AsyncEngine | None = None
         self._template: ChatTemplate | None = None
         self._tool_format: ToolFormat | None = None
+        self._thinks_aloud = False
 
     @classmethod
     def launch_options(cls) -> type[NativeSettings]:
@@ -121,6 +124,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         if self._template is not None:
             wanted, hidden = self.options.tool_parser, self._engine.special_tokens
             self._tool_format = usable_format(wanted, self._template, hidden)
+            self._thinks_aloud = reads_thoughts(self.options.reasoning_parser, self._template, hidden)
             self.capabilities = with_tools(self.capabilities, self._tool_format is not None, can_force=False)
 
     def _load(self) -> AsyncEngine:
@@ -175,8 +179,11 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         return version("goodgate")  # it is part of this package
 
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        self.check_tokenize(request)
         engine = self._running()
-        ids = await self._encode(engine, request.as_generation(), add_special_tokens=request.add_special_tokens)
+        generation = request.as_generation()
+        pieces = self._pieces(generation, engine)
+        ids = await self._encode(engine, generation, pieces, add_special_tokens=request.add_special_tokens)
         return Tokens(ids, engine.max_model_len)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
@@ -198,7 +205,10 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         self.check_parameters(request)
         offer = offered(request, self.engine)
         account = _Account(request.num_choices)
-        chunks = self._chunks(request, request_id, account)
+        pieces = self._pieces(request, self._running())
+        chunks = self._chunks(request, pieces, request_id, account)
+        if self._thinks_aloud and (thoughts := thoughts_of(request, "".join(pieces))) is not None:
+            chunks = with_thoughts(chunks, thoughts)
         if offer is not None and self._tool_format is not None:
             calls = CallChunks(offer, self._tool_format, num_choices=request.num_choices)
             chunks = with_tool_calls(chunks, calls, account.usage)
@@ -207,13 +217,13 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
                 yield chunk
 
     async def _chunks(
-        self, request: GenerateRequest, request_id: str, account: _Account
+        self, request: GenerateRequest, pieces: list[str], request_id: str, account: _Account
     ) -> AsyncGenerator[Chunk, None]:
         from native_engine.errors import EngineError as NativeError
 
         engine = self._running()
         try:
-            prompt_ids = await self._encode(engine, request)
+            prompt_ids = await self._encode(engine, request, pieces)
             _check_prompt(len(prompt_ids), request, engine.max_model_len)
             streams = [
                 engine.generate(prompt_ids, params_of(request, index), request_id=f"{request_id}/{index}")
@@ -235,15 +245,18 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             raise StreamInterrupted("The native engine ended a request without a finish reason.")
         yield Chunk(usage=account.usage())
 
-    async def _encode(
-        self, engine: AsyncEngine, request: GenerateRequest, *, add_special_tokens: bool = True
-    ) -> list[int]:
+    def _pieces(self, request: GenerateRequest, engine: AsyncEngine) -> list[str]:
+        """The prompt as text, in pieces to encode one by one; none where it is token ids already."""
         if isinstance(request, ChatRequest):
-            pieces, needs_special_tokens = self._render(request, engine.special_tokens), False  # it writes its own
-        elif isinstance(request.prompt, str):
-            pieces, needs_special_tokens = [request.prompt], add_special_tokens
-        else:
+            return self._render(request, engine.special_tokens)
+        return [request.prompt] if isinstance(request.prompt, str) else []
+
+    async def _encode(
+        self, engine: AsyncEngine, request: GenerateRequest, pieces: list[str], *, add_special_tokens: bool = True
+    ) -> list[int]:
+        if not isinstance(request, ChatRequest) and isinstance(request.prompt, list):
             return list(request.prompt)
+        needs_special_tokens = add_special_tokens and not isinstance(request, ChatRequest)  # templates write their own
 
         def encode() -> list[int]:
             return [

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from adapters.types import INFORMATIONAL, ChatRequest, CompletionRequest
-from adapters.wire.openai_http import EmbeddingOptions, OpenAIHTTPAdapter
+from adapters.wire.openai_http import ContentOptions, OpenAIHTTPAdapter
 from adapters.wire.openai_wire import Dialect
 
 LIMITS = {"max_tokens", "max_completion_tokens", "stop", "n", "best_of"}
@@ -33,7 +33,7 @@ LOSES_ITS_ANSWER = {"functions", "function_call", "modalities", "audio", "web_se
 POSSIBLE = frozenset(FIELDS - LOSES_ITS_ANSWER)
 
 
-class CompatibleOptions(EmbeddingOptions):
+class CompatibleOptions(ContentOptions):
     parameters: list[str] | None = None
     limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     token_prompts: bool = False  # it takes lists of token ids as a prompt

@@ -28,13 +28,13 @@ from msgspec import Struct
 from adapters.config import goodgate_home
 from adapters.errors import EngineFailed, GoodgateError, UnsupportedParameter
 from adapters.models.model_text import ModelText, text_prompt
-from adapters.tools.formats import ToolFormat
+from adapters.tools.think_text import ReasoningParser
 from adapters.tools.tool_calls import Offer, ToolParser, call_schema, offered, with_tools
 from adapters.types import ChatRequest, GenerateRequest, TokenizeRequest, Tokens, set_fields
 from adapters.wire.engine_client import Exchange, Post
-from adapters.wire.generate_http import GenerateReader, Parse, Piece, call_reader
+from adapters.wire.generate_http import GenerateReader, Parse, Piece, Writing, text_reader
 from adapters.wire.openai_http import (
-    EmbeddingOptions,
+    ContentOptions,
     LoadMetrics,
     OpenAIHTTPAdapter,
     SideRoutes,
@@ -60,11 +60,17 @@ def top_k(value: int) -> int:
     return value or -1
 
 
-class SGLangOptions(EmbeddingOptions):
+class SGLangOptions(ContentOptions):
     route: Literal["openai", "native"] = "openai"
     chat_template: str = ""  # for route native: a model of the store, a Hugging Face folder or a Jinja file
     tool_parser: ToolParser = "auto"  # for route native: how the model writes tool calls
+    reasoning_parser: ReasoningParser = "auto"  # and how it marks what it thinks
     incremental_output: bool = False  # the server was started with --incremental-streaming-output
+    content_parts: tuple[Literal["image_url"], ...] = ()  # sounds have words of its own there
+
+    def __post_init__(self) -> None:
+        if self.content_parts and self.route == "native":
+            raise ValueError("content_parts needs the route openai; the other takes plain text")
 
 
 class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
@@ -82,6 +88,7 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
     dialect = Dialect(
         parameters=frozenset(LIMITS | SAMPLING | PENALTIES | DETAILS | CHAT),
         chat_limit="max_completion_tokens",
+        thought_field="reasoning_content",
         conversions={"top_k": top_k},
     )
     load_metrics = LoadMetrics(
@@ -94,7 +101,7 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
     def __init__(self, options: SGLangOptions) -> None:
         super().__init__(options)
         self._text: ModelText | None = None
-        self._tool_format: ToolFormat | None = None
+        self._writing = Writing()
         if options.route == "native":
             self.capabilities = msgspec.structs.replace(
                 self.capabilities,
@@ -109,8 +116,11 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
     async def start(self) -> None:
         if self.options.route == "native" and self.options.chat_template:
             self._text = await asyncio.to_thread(ModelText.load, self.options.chat_template, goodgate_home())
-            self._tool_format = self._text.tool_format(self.options.tool_parser, hides_special_tokens=False)
-            self.capabilities = with_tools(self.capabilities, self._tool_format is not None, can_force=True)
+            self._writing = Writing(
+                self._text.tool_format(self.options.tool_parser, hides_special_tokens=False),
+                self._text.reads_thoughts(self.options.reasoning_parser, hides_special_tokens=False),
+            )
+            self.capabilities = with_tools(self.capabilities, self._writing.tool_format is not None, can_force=True)
         await super().start()
 
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
@@ -130,10 +140,11 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
                 native_parse(is_whole=not self.options.incremental_output),
                 on_unknown_reason=self.count_unknown_reason,
             )
+            body = native_body(request, self._text, offer)
             return Exchange(
                 path="/generate",
-                body=native_body(request, self._text, offer) | {"rid": request_id},
-                reader=call_reader(reader, request, offer, self._tool_format),
+                body=body | {"rid": request_id},
+                reader=text_reader(reader, request, body.get("text", ""), offer, self._writing),
                 farewell=farewell,
             )
         exchange = await super().exchange(request, request_id)

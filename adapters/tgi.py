@@ -43,11 +43,12 @@ from adapters.base import ModelInfo
 from adapters.config import goodgate_home
 from adapters.errors import GoodgateError, InvalidRequest, UnsupportedParameter
 from adapters.models.model_text import ModelText, text_prompt
-from adapters.tools.formats import TOOL_TOKENS, ToolFormat
+from adapters.tools.formats import TOOL_TOKENS
+from adapters.tools.think_text import ReasoningParser
 from adapters.tools.tool_calls import Offer, ToolParser, call_schema, offered, with_tools
 from adapters.types import ChatRequest, Chunk, GenerateRequest, TokenizeRequest, Tokens, Usage
 from adapters.wire.engine_client import Exchange, Post
-from adapters.wire.generate_http import GenerateReader, Piece, StopCutter, call_reader, choices_apart
+from adapters.wire.generate_http import GenerateReader, Piece, StopCutter, Writing, choices_apart, text_reader
 from adapters.wire.openai_http import HTTPOptions, LoadMetrics, OpenAIHTTPAdapter, SideRoutes
 from adapters.wire.openai_wire import Dialect, StreamReader, request_body
 from adapters.wire.vocabulary import token_count
@@ -64,6 +65,7 @@ class TGIOptions(HTTPOptions):
     route: Literal["generate", "openai"] | None = None
     chat_template: str = ""  # a model of the store, a Hugging Face folder or a Jinja file
     tool_parser: ToolParser = "auto"  # for /generate_stream: how the model writes tool calls
+    reasoning_parser: ReasoningParser = "auto"  # and how it marks what it thinks
     adapter_id: str = ""  # a LoRA adapter that the server has loaded
 
 
@@ -83,7 +85,7 @@ class Adapter(OpenAIHTTPAdapter[TGIOptions]):
         super().__init__(options)
         self._is_native = (options.route or ("generate" if options.chat_template else "openai")) == "generate"
         self._text: ModelText | None = None
-        self._tool_format: ToolFormat | None = None
+        self._writing = Writing()
         if self._is_native:
             has_chat = bool(options.chat_template)
             self.capabilities = msgspec.structs.replace(
@@ -94,8 +96,11 @@ class Adapter(OpenAIHTTPAdapter[TGIOptions]):
     async def start(self) -> None:
         if self._is_native and self.options.chat_template:
             self._text = await asyncio.to_thread(ModelText.load, self.options.chat_template, goodgate_home())
-            self._tool_format = self._text.tool_format(self.options.tool_parser, hides_special_tokens=False)
-            self.capabilities = with_tools(self.capabilities, self._tool_format is not None, can_force=True)
+            self._writing = Writing(
+                self._text.tool_format(self.options.tool_parser, hides_special_tokens=False),
+                self._text.reads_thoughts(self.options.reasoning_parser, hides_special_tokens=False),
+            )
+            self.capabilities = with_tools(self.capabilities, self._writing.tool_format is not None, can_force=True)
         await super().start()
 
     async def models(self) -> list[ModelInfo]:
@@ -148,9 +153,11 @@ class Adapter(OpenAIHTTPAdapter[TGIOptions]):
             offer = offered(request, self.engine)
             own_parse = partial(parse, with_logprobs=_wants_logprobs(request), with_tool_tokens=offer is not None)
             reader = GenerateReader(self.engine, request, own_parse, on_unknown_reason=self.count_unknown_reason)
-            body = native_body(request, text_prompt(request, self._text), self.options.adapter_id, offer)
+            prompt = text_prompt(request, self._text)
             return Exchange(
-                path="/generate_stream", body=body, reader=call_reader(reader, request, offer, self._tool_format)
+                path="/generate_stream",
+                body=native_body(request, prompt, self.options.adapter_id, offer),
+                reader=text_reader(reader, request, prompt, offer, self._writing),
             )
         openai = await super().exchange(request, request_id)
         assert isinstance(openai.reader, StreamReader)

@@ -38,11 +38,11 @@ from msgspec import Meta, Struct
 from adapters.base import Capabilities, Health, Load, ModelInfo
 from adapters.errors import GoodgateError
 from adapters.models.model_text import LocalTokenizer, text_prompt
-from adapters.tools.formats import ToolFormat
+from adapters.tools.think_text import ReasoningParser
 from adapters.tools.tool_calls import ToolParser, offered, with_tools
 from adapters.types import Chunk, GenerateRequest
 from adapters.wire.engine_client import EngineClient, Exchange, HTTPOptions, Post
-from adapters.wire.generate_http import GenerateReader, Piece, call_reader, choices_apart
+from adapters.wire.generate_http import GenerateReader, Piece, Writing, choices_apart, text_reader
 from adapters.wire.load_metrics import LoadMetrics, told_fields
 from adapters.wire.side_routes import read_text
 from adapters.wire.vocabulary import token_count
@@ -60,6 +60,7 @@ class TritonOptions(HTTPOptions):
     dialect: Literal["llmapi", "ensemble"] = "llmapi"
     chat_template: str = ""  # a model of the store, a Hugging Face folder or a Jinja file; without one, no chats
     tool_parser: ToolParser = "auto"  # how the model writes tool calls
+    reasoning_parser: ReasoningParser = "auto"  # and how it marks what it thinks
     default_max_tokens: Annotated[int, Meta(ge=1)] = 1024
     metrics_url: Annotated[str, Meta(pattern="^(https?://.*)?$")] = ""
 
@@ -82,13 +83,16 @@ class Adapter(LocalTokenizer[TritonOptions]):
         self.unknown_finish_reasons = 0
         self._model = options.model or DEFAULT_MODEL[options.dialect]
         self._path = f"/v2/models/{self._model}"
-        self._tool_format: ToolFormat | None = None
+        self._writing = Writing()
 
     async def start(self) -> None:
         if self.options.chat_template:
             text = await self.load_text(self.options.chat_template)
-            self._tool_format = text.tool_format(self.options.tool_parser, hides_special_tokens=True)
-            self.capabilities = with_tools(self.capabilities, self._tool_format is not None, can_force=False)
+            self._writing = Writing(
+                text.tool_format(self.options.tool_parser, hides_special_tokens=True),
+                text.reads_thoughts(self.options.reasoning_parser, hides_special_tokens=True),
+            )
+            self.capabilities = with_tools(self.capabilities, self._writing.tool_format is not None, can_force=False)
         await self.client.start()
 
     async def close(self) -> None:
@@ -139,7 +143,7 @@ class Adapter(LocalTokenizer[TritonOptions]):
         return Exchange(
             path=f"{self._path}/generate_stream",
             body=(ensemble_body if is_ensemble else llmapi_body)(request, prompt, limit),
-            reader=call_reader(reader, request, offer, self._tool_format),
+            reader=text_reader(reader, request, prompt, offer, self._writing),
             headers=headers,
             farewell=Post(f"{self._path}/generate", cancellation(self.options.dialect), headers),
         )

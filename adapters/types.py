@@ -39,19 +39,69 @@ class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True)
     text: Text
 
 
+class RefusalPart(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=True):
+    """What an earlier answer said instead of an answer: text like any other."""
+
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+class ImageURL(Struct, forbid_unknown_fields=True):
+    url: Text
+    detail: Literal["auto", "low", "high"] | UnsetType = UNSET
+
+
+class ImagePart(Struct, tag_field="type", tag="image_url", forbid_unknown_fields=True):
+    image_url: ImageURL
+
+
+class InputAudio(Struct, forbid_unknown_fields=True):
+    data: Text
+    format: Literal["wav", "mp3"]
+
+
+class AudioPart(Struct, tag_field="type", tag="input_audio", forbid_unknown_fields=True):
+    input_audio: InputAudio
+
+
+PartKind: TypeAlias = Literal["image_url", "input_audio"]  # those that are no text
+Part: TypeAlias = TextPart | RefusalPart | ImagePart | AudioPart
+
+
 class Message(Struct, kw_only=True):
-    """One turn. `content` is a string, a list of text parts, or absent beside `tool_calls`."""
+    """One turn. `content` is a string, a list of parts, or absent beside `tool_calls`. What the model thought on the
+    way to an earlier answer comes back under either name that servers have for it.
+    """
 
     role: Role
-    content: Text | list[TextPart] | None = None
+    content: Text | list[Part] | None = None
     name: str | UnsetType | None = UNSET
     tool_calls: list[dict[str, Any]] | UnsetType | None = UNSET
     tool_call_id: str | UnsetType | None = UNSET
+    reasoning_content: Text | UnsetType | None = UNSET
+    reasoning: Text | UnsetType | None = UNSET
 
     def text(self) -> str:
         if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
+            return "".join(part.text for part in self.content if isinstance(part, TextPart | RefusalPart))
         return self.content or ""
+
+    def other_parts(self) -> list[tuple[int, PartKind]]:
+        """Places and kinds of the parts that are no text."""
+        parts = self.content if isinstance(self.content, list) else []
+        return [
+            (place, "image_url" if isinstance(part, ImagePart) else "input_audio")
+            for place, part in enumerate(parts)
+            if isinstance(part, ImagePart | AudioPart)
+        ]
+
+    def thought(self) -> str:
+        """What led to the answer, if this is one."""
+        told = (self.reasoning_content, self.reasoning) if self.role == "assistant" else ()
+        return next((each for each in told if isinstance(each, str) and each), "")
 
     def for_template(self) -> dict[str, Any]:
         """The turn as a chat template reads it: the developer is the system, and arguments of tool calls are objects.
@@ -62,6 +112,8 @@ class Message(Struct, kw_only=True):
         for field in ("name", "tool_call_id"):
             if isinstance(value := getattr(self, field), str):
                 turn[field] = value
+        if thought := self.thought():
+            turn["reasoning_content"] = thought  # its name in the templates that look for it, Qwen 3's among them
         if isinstance(self.tool_calls, list) and self.tool_calls:
             turn["tool_calls"] = [_with_decoded_arguments(call) for call in self.tool_calls]
         return turn
@@ -263,11 +315,15 @@ INFORMATIONAL = frozenset(
 
 
 class Usage(Struct, frozen=True):
-    """Tokens of one request, all choices together. `cached_tokens`: prompt tokens served from a prefix cache."""
+    """Tokens of one request, all choices together; the last two are parts of the first two, None where nobody told.
+
+    `cached_tokens`: of the prompt, served from a prefix cache. `reasoning_tokens`: of the completion, thought.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class Chunk(Struct, frozen=True, kw_only=True):

@@ -14,6 +14,8 @@
 - `/tokenize` takes a text, or messages and tools, and `/detokenize` spells special tokens (serve/tokenize/protocol.py).
 - A process embeds only when it was started for it (`--runner pooling`), and then generates nothing: the option
   `embeddings` says which of the two it is. How many `dimensions` a model allows is its own 400 to say.
+- Thoughts of earlier answers are `reasoning` in its messages (openai/chat_completion/protocol.py).
+- Which parts beside text a message may have is the model's affair: the option `content_parts` says it.
 - When the client leaves, it aborts the request (serve/utils/api_utils.py).
 """
 
@@ -28,7 +30,7 @@ from adapters.launching.launch import Installable
 from adapters.types import Chunk, GenerateRequest
 from adapters.wire.openai_http import (
     VLLM_ROUTES,
-    EmbeddingOptions,
+    ContentOptions,
     LoadMetrics,
     OpenAIHTTPAdapter,
     serves_embeddings_only,
@@ -42,15 +44,16 @@ DETAILS = {"logprobs", "top_logprobs", "echo"}
 CHAT = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "reasoning_effort"}
 
 
-class Adapter(Installable, OpenAIHTTPAdapter[EmbeddingOptions]):
+class Adapter(Installable, OpenAIHTTPAdapter[ContentOptions]):
     engine = "vllm"
-    Options: ClassVar[type[EmbeddingOptions]] = EmbeddingOptions
+    Options: ClassVar[type[ContentOptions]] = ContentOptions
     token_prompts = True
     tokenizes_tools = True
     side_routes = VLLM_ROUTES
     dialect = Dialect(
         parameters=frozenset(LIMITS | SAMPLING | PENALTIES | DETAILS | CHAT),
         chat_limit="max_completion_tokens",
+        thought_field="reasoning",
         conversions={"seed": lambda seed: 2**63 - 1 if seed == -1 else seed},
     )
     load_metrics = LoadMetrics(
@@ -61,7 +64,7 @@ class Adapter(Installable, OpenAIHTTPAdapter[EmbeddingOptions]):
         prefix_queries="vllm:prefix_cache_queries_total",
     )
 
-    def __init__(self, options: EmbeddingOptions) -> None:
+    def __init__(self, options: ContentOptions) -> None:
         super().__init__(options)
         if options.embeddings:
             self.capabilities = serves_embeddings_only(self.capabilities)

@@ -54,6 +54,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     heartbeat_s: Seconds = 15
     max_in_flight: Annotated[int, Meta(ge=1, le=1_000_000)] = 512
     drain_timeout_s: Annotated[float, Meta(ge=0, le=86_400)] = 30
+    reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "reasoning_content"
 
 
 class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ cancels every part and waits until each has closed its engine's side.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol, TypeAlias
 
@@ -79,9 +79,14 @@ async def _merged(queue: asyncio.Queue[_Item], num_open: int) -> AsyncGenerator[
 
 
 def _total(usages: Sequence[Usage]) -> Usage:
-    cached = [usage.cached_tokens for usage in usages if usage.cached_tokens is not None]
     return Usage(
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
-        cached_tokens=sum(cached) if cached else None,
+        cached_tokens=_sum_of_told(usage.cached_tokens for usage in usages),
+        reasoning_tokens=_sum_of_told(usage.reasoning_tokens for usage in usages),
     )
+
+
+def _sum_of_told(counts: Iterable[int | None]) -> int | None:
+    told = [count for count in counts if count is not None]
+    return sum(told) if told else None

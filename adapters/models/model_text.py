@@ -28,6 +28,7 @@ from adapters.errors import EngineUnavailable, InvalidRequest
 from adapters.models.chat_template import ChatTemplate
 from adapters.models.model_store import ModelStore
 from adapters.tools.formats import MARKERS, ToolFormat, format_of
+from adapters.tools.think_text import ReasoningParser, reads_thoughts
 from adapters.tools.tool_calls import ToolParser, rendered_tools, turns_for_template, usable_format
 from adapters.types import ChatRequest, GenerateRequest, TokenizeRequest, Tokens
 
@@ -87,6 +88,10 @@ class ModelText:
     def tool_format(self, wanted: ToolParser, *, hides_special_tokens: bool) -> ToolFormat | None:
         """How this model writes its calls, where an engine lets them be read (see `usable_format`)."""
         return usable_format(wanted, self._tool_template, self._special_tokens() if hides_special_tokens else ())
+
+    def reads_thoughts(self, wanted: ReasoningParser, *, hides_special_tokens: bool) -> bool:
+        """Whether this model's thoughts are looked for in its text (see `tools/think_text.py`)."""
+        return reads_thoughts(wanted, self._template, self._special_tokens() if hides_special_tokens else ())
 
     def _special_tokens(self) -> set[str]:
         """Without a tokenizer, those marks of tool calls that are special tokens in the models that we know."""

@@ -9,6 +9,7 @@ So a cell has three states: offered, offered with an option, not offered. Nothin
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -36,7 +37,7 @@ VARIANTS: Mapping[str, Mapping[str, Options]] = {
     "triton_server": {"llmapi": {"dialect": "llmapi"}, "ensemble": {"dialect": "ensemble"}},
 }
 # What to try of options that are no switch. Switches are found, and tried, by themselves.
-TRIED: Options = {"chat_template": A_MODEL, "metrics_url": NOWHERE}
+TRIED: Options = {"chat_template": A_MODEL, "metrics_url": NOWHERE, "content_parts": ["image_url"]}
 
 
 class Offer(StrEnum):
@@ -91,6 +92,7 @@ ROUTES = {
     "tokenize_chat": "tokenise a chat",
     "detokenize": "detokenise",
     "token_prompts": "prompts of token ids",
+    "parts": "images or sounds in messages",
 }
 LOAD = {
     "running": "running requests",
@@ -161,12 +163,17 @@ def columns_of(adapter: AdapterClass, engine: str) -> Iterator[Column]:
             variant=variant,
             start=how_started(adapter),
             plain=plain,
-            wider={
-                option: offered
-                for option, value in options_to_try(adapter)
-                if is_more(offered := capabilities(adapter, {**fixed, option: value}), plain)
-            },
+            wider=dict(wider(adapter, fixed, plain)),
         )
+
+
+def wider(adapter: AdapterClass, fixed: Options, plain: Capabilities) -> Iterator[tuple[str, Capabilities]]:
+    """The options that add something, with what there is then. Some do not go with every route: they add nothing."""
+    for option, value in options_to_try(adapter):
+        with contextlib.suppress(msgspec.ValidationError):
+            offered = capabilities(adapter, {**fixed, option: value})
+            if is_more(offered, plain):
+                yield option, offered
 
 
 def options_to_try(adapter: AdapterClass) -> Iterator[tuple[str, Any]]:

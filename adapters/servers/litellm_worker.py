@@ -260,12 +260,13 @@ def _delta(delta: Any) -> dict[str, Any]:
 
 
 def _usage(usage: Any) -> dict[str, Any]:
-    details = getattr(usage, "prompt_tokens_details", None)
-    cached = getattr(details, "cached_tokens", None)
+    cached = getattr(getattr(usage, "prompt_tokens_details", None), "cached_tokens", None)
+    thought = getattr(getattr(usage, "completion_tokens_details", None), "reasoning_tokens", None)
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": thought},
     }
 
 

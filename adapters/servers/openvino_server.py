@@ -4,7 +4,8 @@
 
 Routes: `/v1/chat/completions` and `/v1/completions` (streaming or not), `/tokenize` and `/detokenize` as vLLM has them,
 `/v1/models`, `/version`, `/health`, `/metrics`. The port opens when the model is loaded. Fields that OpenVINO cannot
-honour are refused by name. A client that leaves stops its work. The pipeline runs in a process of its own
+honour are refused by name. Tool calls and thoughts are read out of the text, where the chat template shows how the
+model writes them. A client that leaves stops its work. The pipeline runs in a process of its own
 (adapters/servers/openvino_worker.py); this one speaks HTTP and turns text into token ids and back.
 """
 
@@ -19,15 +20,15 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from uuid import uuid4
 
 import msgspec
 import uvloop
 from aiohttp import web
-from msgspec import Struct
+from msgspec import Raw, Struct
 
-from adapters.base import is_default
+from adapters.base import check_parts, is_default
 from adapters.errors import (
     ContextLengthExceeded,
     GoodgateError,
@@ -38,10 +39,15 @@ from adapters.errors import (
 from adapters.servers.openvino_text import ModelText, TextStream, library_version
 from adapters.servers.openvino_worker import Generation, Job, PipelineProcess, Settings
 from adapters.servers.side_answers import decode_detokenize, decode_tokenize, text_answer, tokens_answer
+from adapters.tools.formats import FORMATS
+from adapters.tools.think_text import ReasoningParser, thoughts_of
+from adapters.tools.tool_calls import CallChunks, offered, rendered_tools, turns_for_template, whole_calls
 from adapters.types import (
     INFORMATIONAL,
     ChatRequest,
+    Chunk,
     CompletionRequest,
+    FinishReason,
     GenerateRequest,
     Tokens,
     decode_chat,
@@ -53,6 +59,7 @@ ENGINE = "openvino"
 LIMITS = {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n"}
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed"}
 PENALTIES = {"presence_penalty", "frequency_penalty", "repetition_penalty"}
+TOOLS = {"tools", "parallel_tool_calls"}  # a forced call would need a grammar
 SUPPORTED = LIMITS | SAMPLING | PENALTIES | INFORMATIONAL
 MAX_BODY_BYTES = 32 << 20
 
@@ -62,10 +69,23 @@ _encode = msgspec.json.Encoder().encode
 class Piece(Struct, frozen=True):
     """Something new for one choice."""
 
-    index: int
-    text: str
+    chunk: Chunk
     num_tokens: int
-    finish_reason: str | None
+
+
+class Told(Struct):
+    """All pieces of one choice."""
+
+    text: str = ""
+    thought: str = ""
+    calls: list[Raw] = []
+    finish_reason: str | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        self.text += chunk.text
+        self.thought += chunk.reasoning
+        self.calls += [] if chunk.tool_calls is None else [chunk.tool_calls]
+        self.finish_reason = chunk.finish_reason or self.finish_reason
 
 
 class Shape:
@@ -80,13 +100,18 @@ class Shape:
         """A choice's first delta, which precedes its text."""
         return {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
 
-    def delta(self, piece: Piece) -> dict[str, Any]:
-        content = {"content": piece.text} if piece.text else {}
-        return {"index": piece.index, "delta": content, "finish_reason": piece.finish_reason}
+    def delta(self, chunk: Chunk) -> dict[str, Any]:
+        said = {"content": chunk.text, "reasoning_content": chunk.reasoning, "tool_calls": chunk.tool_calls}
+        delta = {name: value for name, value in said.items() if value}
+        return {"index": chunk.index, "delta": delta, "finish_reason": chunk.finish_reason}
 
-    def choice(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text}
-        return {"index": index, "message": message, "finish_reason": finish_reason}
+    def choice(self, index: int, told: Told) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": told.text if told.text or not told.calls else None}
+        if told.thought:
+            message["reasoning_content"] = told.thought
+        if told.calls:
+            message["tool_calls"] = whole_calls(told.calls)
+        return {"index": index, "message": message, "finish_reason": told.finish_reason}
 
     def event(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
         body = {**self._common, "object": self.chunk, "choices": choices}
@@ -102,11 +127,28 @@ class CompletionShape(Shape):
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
 
-    def delta(self, piece: Piece) -> dict[str, Any]:
-        return self.choice(piece.index, piece.text, piece.finish_reason)
+    def delta(self, chunk: Chunk) -> dict[str, Any]:
+        return self.choice(chunk.index, Told(chunk.text, finish_reason=chunk.finish_reason))
 
-    def choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-        return {"index": index, "text": text, "finish_reason": finish_reason, "logprobs": None}
+    def choice(self, index: int, told: Told) -> dict[str, Any]:
+        return {"index": index, "text": told.text, "finish_reason": told.finish_reason, "logprobs": None}
+
+
+class Reading:
+    """What one request's chunks hold beside text."""
+
+    def __init__(self, body: GenerateRequest, prompt: str, text: ModelText) -> None:
+        offer = offered(body, ENGINE) if text.tool_format is not None else None
+        self._thoughts = thoughts_of(body, prompt) if text.thinks_aloud else None
+        self._calls: CallChunks | None = None
+        if offer is not None and text.tool_format is not None:
+            self._calls = CallChunks(offer, text.tool_format, num_choices=body.num_choices)
+
+    def feed(self, chunk: Chunk) -> list[Chunk]:
+        passed = chunk if self._thoughts is None else self._thoughts.feed(chunk)
+        if passed is None:
+            return []
+        return [passed] if self._calls is None else list(self._calls.feed(passed))
 
 
 class Server:
@@ -134,12 +176,15 @@ class Server:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = decode_chat(await request.read())
         self._check(body, "messages")
-        return await self._answer(request, body, self._chat_ids(body), Shape(self._name))
+        prompt = self._chat_prompt(body)
+        ids = self._text.encode(prompt, add_special_tokens=False)
+        return await self._answer(request, body, ids, Shape(self._name), Reading(body, prompt, self._text))
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = decode_completion(await request.read())
         self._check(body, "prompt")
-        return await self._answer(request, body, self._prompt_ids(body), CompletionShape(self._name))
+        reading = Reading(body, "", self._text)
+        return await self._answer(request, body, self._prompt_ids(body), CompletionShape(self._name), reading)
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = decode_tokenize(await request.read())
@@ -147,7 +192,8 @@ class Server:
         asked = body.request(self._name)
         generation = asked.as_generation()
         if isinstance(generation, ChatRequest):
-            ids = self._chat_ids(generation)
+            check_parts(generation.messages, (), ENGINE)
+            ids = self._text.encode(self._chat_prompt(generation), add_special_tokens=False)
         else:
             ids = self._text.encode(asked.prompt or "", add_special_tokens=asked.add_special_tokens)
         return _json(tokens_answer(Tokens(ids, self._max_model_len)))
@@ -163,7 +209,8 @@ class Server:
 
     async def models(self, _: web.Request) -> web.Response:
         model = {"id": self._name, "object": "model", "created": self._created, "owned_by": ENGINE}
-        body = {"object": "list", "data": [{**model, "max_model_len": self._max_model_len}]}
+        told = {"max_model_len": self._max_model_len, "tools": self._text.tool_format is not None}
+        body = {"object": "list", "data": [{**model, **told}]}
         return _json(_encode(body))
 
     async def health(self, _: web.Request) -> web.Response:
@@ -177,7 +224,10 @@ class Server:
 
     def _check(self, body: GenerateRequest, prompt_field: str) -> None:
         self._check_model(body.model)
-        for field in sorted(set_fields(body) - SUPPORTED - {prompt_field}):
+        if isinstance(body, ChatRequest):
+            check_parts(body.messages, (), ENGINE)
+        supported = SUPPORTED | (TOOLS if self._text.tool_format is not None else set())
+        for field in sorted(set_fields(body) - supported - {prompt_field}):
             if not is_default(field, getattr(body, field)):
                 raise UnsupportedParameter(field, ENGINE)
 
@@ -189,11 +239,11 @@ class Server:
         if any(token >= len(self._text.pieces) for token in ids):
             raise InvalidRequest(f"Token ids end at {len(self._text.pieces) - 1}.", param=field)
 
-    def _chat_ids(self, body: ChatRequest) -> list[int]:
+    def _chat_prompt(self, body: ChatRequest) -> str:
         if self._text.template is None:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
-        messages = [message.for_template() for message in body.messages]
-        return self._text.encode(self._text.template.render(messages), add_special_tokens=False)
+        turns = turns_for_template(body, self._text.tool_format)
+        return self._text.template.render(turns, tools=rendered_tools(body))
 
     def _prompt_ids(self, body: CompletionRequest) -> list[int]:
         if isinstance(body.prompt, str):
@@ -202,19 +252,21 @@ class Server:
         return body.prompt
 
     async def _answer(
-        self, request: web.Request, body: GenerateRequest, prompt_ids: list[int], shape: Shape
+        self, request: web.Request, body: GenerateRequest, prompt_ids: list[int], shape: Shape, reading: Reading
     ) -> web.StreamResponse:
         generation = self._pipeline.submit(make_jobs(body, prompt_ids, self._max_model_len))
         try:
-            async with aclosing(self._pieces(generation, body)) as pieces:
+            async with aclosing(self._pieces(generation, body, reading)) as pieces:
                 if body.is_stream:
                     return await stream(request, pieces, shape, len(prompt_ids), with_usage=body.wants_usage)
                 return await fold(pieces, shape, len(prompt_ids), body.num_choices)
         finally:
             generation.cancel()  # nothing is left to cancel unless the client has gone or an error came
 
-    async def _pieces(self, generation: Generation, body: GenerateRequest) -> AsyncGenerator[Piece, None]:
-        """Token ids become text here, and a stop string ends its choice."""
+    async def _pieces(
+        self, generation: Generation, body: GenerateRequest, reading: Reading
+    ) -> AsyncGenerator[Piece, None]:
+        """Token ids become text here, and a stop string ends its choice, or a call where one is all that is wanted."""
         texts = [TextStream(self._text.pieces, body.stop_strings) for _ in range(body.num_choices)]
         async for index, output in generation:
             text, finish = texts[index].feed(output.token_ids), output.finish
@@ -222,7 +274,18 @@ class Server:
                 generation.cancel(index)
             elif finish is not None:
                 text += texts[index].close()
-            yield Piece(index, text, len(output.token_ids), "stop" if texts[index].stopped else finish)
+            reason = "stop" if texts[index].stopped else _REASONS.get(finish)
+            num_tokens = len(output.token_ids)
+            for chunk in reading.feed(Chunk(index=index, text=text, finish_reason=reason)):
+                if chunk.finish_reason is not None and reason is None:
+                    generation.cancel(index)
+                yield Piece(chunk, num_tokens)
+                num_tokens = 0
+            if num_tokens:
+                yield Piece(Chunk(index=index), num_tokens)
+
+
+_REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 def make_jobs(body: GenerateRequest, prompt_ids: list[int], max_model_len: int) -> list[Job]:
@@ -266,12 +329,13 @@ async def stream(
             if not response.prepared:
                 await response.prepare(request)
             num_tokens += piece.num_tokens
-            if piece.text or piece.finish_reason:
-                is_first = piece.index not in opened
-                opened.add(piece.index)
-                opening = shape.opening(piece.index) if is_first else None
+            chunk = piece.chunk
+            if chunk.text or chunk.reasoning or chunk.tool_calls is not None or chunk.finish_reason:
+                is_first = chunk.index not in opened
+                opened.add(chunk.index)
+                opening = shape.opening(chunk.index) if is_first else None
                 head = shape.event([opening]) if opening else b""
-                await response.write(head + shape.event([shape.delta(piece)]))
+                await response.write(head + shape.event([shape.delta(chunk)]))
         tail = shape.event([], usage(num_prompt_tokens, num_tokens)) if with_usage else b""
         await response.write(tail + b"data: [DONE]\n\n")
     except GoodgateError as error:
@@ -285,14 +349,12 @@ async def stream(
 async def fold(
     pieces: AsyncGenerator[Piece, None], shape: Shape, num_prompt_tokens: int, num_choices: int
 ) -> web.Response:
-    texts: list[list[str]] = [[] for _ in range(num_choices)]
-    reasons = [""] * num_choices
+    told = [Told() for _ in range(num_choices)]
     num_tokens = 0
     async for piece in pieces:
-        texts[piece.index].append(piece.text)
-        reasons[piece.index] = piece.finish_reason or ""
+        told[piece.chunk.index].add(piece.chunk)
         num_tokens += piece.num_tokens
-    choices = [shape.choice(index, "".join(texts[index]), reasons[index]) for index in range(num_choices)]
+    choices = [shape.choice(index, each) for index, each in enumerate(told)]
     body = shape.answer(choices, usage(num_prompt_tokens, num_tokens))
     return _json(body)
 
@@ -335,7 +397,13 @@ async def serve(arguments: argparse.Namespace) -> int:
     settings = Settings(**{name: getattr(arguments, name) for name in Settings.__struct_fields__})
     pipeline, text = await asyncio.gather(
         PipelineProcess.start(settings),
-        asyncio.to_thread(ModelText.load, Path(arguments.model), arguments.chat_template),
+        asyncio.to_thread(
+            ModelText.load,
+            Path(arguments.model),
+            arguments.chat_template,
+            tool_parser=arguments.tool_parser,
+            reasoning_parser=arguments.reasoning_parser,
+        ),
     )
     server = Server(pipeline, text, name=arguments.served_model_name, max_model_len=arguments.max_model_len)
     runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, keepalive_timeout=75)
@@ -363,6 +431,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--max-num-batched-tokens", type=int, default=256)
     parser.add_argument("--chat-template", type=Path, help="a Jinja file to use instead of the model's own template")
+    parser.add_argument("--tool-parser", default="auto", choices=["auto", "none", *FORMATS])
+    parser.add_argument("--reasoning-parser", default="auto", choices=get_args(ReasoningParser))
     parser.add_argument("--no-prefix-caching", dest="prefix_caching", action="store_false")
     return parser.parse_args(arguments)
 

@@ -1,4 +1,5 @@
-"""Text for OpenVINO's server: prompts into token ids, token ids into text as they come, stop strings.
+"""Text for OpenVINO's server: prompts into token ids, token ids into text as they come, stop strings; and how the
+model writes tool calls and thoughts.
 
 Detokenising goes by bytes: the tokenizer's vocabulary gives the bytes of every token, so a new token costs a lookup and
 a character is held back exactly until its last byte is there. Asking the library to decode costs 45 µs a token instead,
@@ -14,6 +15,9 @@ from typing import Any
 
 from adapters.errors import EngineUnavailable
 from adapters.models.chat_template import ChatTemplate
+from adapters.tools.formats import ToolFormat
+from adapters.tools.think_text import ReasoningParser, reads_thoughts
+from adapters.tools.tool_calls import ToolParser, usable_format
 
 _TRIAL_TEXT = "Hello, wörld: 漢字 and 😀, 42!"
 
@@ -21,7 +25,14 @@ _TRIAL_TEXT = "Hello, wörld: 漢字 and 😀, 42!"
 class ModelText:
     """The text side of a model. `pieces[i]` is what token i adds to a text, in bytes; nothing for special tokens."""
 
-    def __init__(self, tokenizer: Any, template: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        template: str | None = None,
+        *,
+        tool_parser: ToolParser = "auto",
+        reasoning_parser: ReasoningParser = "auto",
+    ) -> None:
         self._tokenizer = tokenizer
         self.pieces, self._specials = _pieces(tokenizer)
         if b"".join(self.pieces[token] for token in self.encode(_TRIAL_TEXT)) != _TRIAL_TEXT.encode():
@@ -29,13 +40,26 @@ class ModelText:
         source = template or tokenizer.get_original_chat_template()
         tokens = {"bos_token": tokenizer.get_bos_token(), "eos_token": tokenizer.get_eos_token()}
         self.template = ChatTemplate(source, **tokens) if source else None
+        self.tool_format: ToolFormat | None = None
+        self.thinks_aloud = False
+        if self.template is not None:
+            hidden = {special.decode("utf-8", "replace") for special in self._specials.values()}
+            self.tool_format = usable_format(tool_parser, self.template, hidden)
+            self.thinks_aloud = reads_thoughts(reasoning_parser, self.template, hidden)
 
     @classmethod
-    def load(cls, model: Path, template: Path | None = None) -> ModelText:
+    def load(
+        cls, model: Path, template: Path | None, *, tool_parser: ToolParser, reasoning_parser: ReasoningParser
+    ) -> ModelText:
         """`template` is a Jinja file that replaces the model's own chat template."""
         import openvino_genai
 
-        return cls(openvino_genai.Tokenizer(str(model)), template.read_text("utf-8") if template else None)
+        return cls(
+            openvino_genai.Tokenizer(str(model)),
+            template.read_text("utf-8") if template else None,
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         if not text:

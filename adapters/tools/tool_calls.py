@@ -15,7 +15,7 @@ finish_reason will actually be "stop"", guide on structured outputs) and what it
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -283,6 +283,17 @@ def call_head(number: int, call_id: str, name: str) -> dict[str, Any]:
 def call_rest(number: int, arguments: str) -> dict[str, Any]:
     """A later one."""
     return {"index": number, "function": {"arguments": arguments}}
+
+
+def whole_calls(deltas: Iterable[Raw]) -> list[dict[str, Any]]:
+    """The calls of one choice in one piece, from what `CallChunks` made of them."""
+    calls: list[dict[str, Any]] = []
+    for delta in (delta for raw in deltas for delta in msgspec.json.decode(raw)):
+        if delta["index"] == len(calls):
+            calls.append({"id": delta["id"], "type": delta["type"], "function": delta["function"]})
+        else:
+            calls[delta["index"]]["function"]["arguments"] += delta["function"]["arguments"]
+    return calls
 
 
 def _encoded(delta: dict[str, Any]) -> Raw:

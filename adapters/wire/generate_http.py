@@ -5,14 +5,14 @@
 - Text may come as what is new or as all so far (a piece says which); only what is new and final goes out.
 - Stop strings are cut here too: an engine may leave them in, or not see one in the middle of a token. What might become
   one is held back. Once cut, the engine is left.
-- Tool calls are text as well: `call_reader` takes them out where tools were offered.
+- Tool calls are text as well, and so is what a model thinks aloud: `text_reader` takes both out.
 - `n` that an engine does not have is several generations at once (`choices_apart`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -21,6 +21,7 @@ from msgspec import UNSET, Raw, Struct
 from adapters.errors import EngineProtocolError, GoodgateError, StreamInterrupted
 from adapters.interleaving import interleaved
 from adapters.tools.formats import ToolFormat
+from adapters.tools.think_text import ThinkChunks, thoughts_of
 from adapters.tools.tool_calls import CallChunks, Offer
 from adapters.types import ChatRequest, Chunk, GenerateRequest, Usage
 from adapters.wire.engine_client import Reader
@@ -278,6 +279,38 @@ class StopCutter:
         return None if is_held_back else msgspec.structs.replace(chunk, text=text)
 
 
+class ThoughtReader:
+    """Takes what the model thinks out of another reader's text."""
+
+    def __init__(self, inner: _CountingReader, thoughts: ThinkChunks) -> None:
+        self._inner = inner
+        self._thoughts = thoughts
+
+    @property
+    def is_cut(self) -> bool:
+        return self._inner.is_cut
+
+    @property
+    def is_done(self) -> bool:
+        return self._inner.is_done
+
+    @property
+    def num_chunks(self) -> int:
+        return self._inner.num_chunks
+
+    def feed(self, data: bytes) -> Iterator[Chunk]:
+        return self._passed(self._inner.feed(data))
+
+    def finish(self) -> list[Chunk]:
+        return list(self._passed(self._inner.finish()))
+
+    def _passed(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        return (passed for chunk in chunks if (passed := self._thoughts.feed(chunk)) is not None)
+
+    def account(self) -> Usage:
+        return self._inner.account()
+
+
 class CallReader:
     """Takes the tool calls out of another reader's text. Where one call is all that is wanted, the engine is left."""
 
@@ -312,13 +345,24 @@ class CallReader:
         return self._inner.account()
 
 
-def call_reader(
-    inner: GenerateReader, request: GenerateRequest, offer: Offer | None, tool_format: ToolFormat | None
-) -> GenerateReader | CallReader:
-    """The reader of an answer to `request`, which offers its model some functions, or none."""
-    if offer is None or tool_format is None:
-        return inner
-    return CallReader(inner, CallChunks(offer, tool_format, num_choices=request.num_choices))
+class Writing(Struct, frozen=True):
+    """How a model writes what is more than text."""
+
+    tool_format: ToolFormat | None = None
+    thinks_aloud: bool = False
+
+
+def text_reader(
+    inner: GenerateReader, request: GenerateRequest, prompt: str, offer: Offer | None, writing: Writing
+) -> Reader:
+    """The reader of an answer to `request`, which was sent as `prompt` and offers its model some functions, or none."""
+    reader: _CountingReader = inner
+    must_call = offer is not None and offer.must_call
+    if writing.thinks_aloud and (thoughts := thoughts_of(request, prompt, must_call=must_call)) is not None:
+        reader = ThoughtReader(reader, thoughts)
+    if offer is not None and writing.tool_format is not None:
+        reader = CallReader(reader, CallChunks(offer, writing.tool_format, num_choices=request.num_choices))
+    return reader
 
 
 # ----------------------------------------------------------------------------------------------------------- choices

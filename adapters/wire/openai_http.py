@@ -28,6 +28,7 @@ from adapters.types import (
     EmbeddingRequest,
     Embeddings,
     GenerateRequest,
+    PartKind,
     TokenizeRequest,
     Tokens,
 )
@@ -48,6 +49,7 @@ from adapters.wire.side_routes import (
 # All that an engine's module needs, in one place.
 __all__ = [
     "VLLM_ROUTES",
+    "ContentOptions",
     "EmbeddingOptions",
     "HTTPOptions",
     "LoadMetrics",
@@ -64,6 +66,12 @@ class EmbeddingOptions(HTTPOptions):
     """Keys of an engine that serves embeddings when it was started for them."""
 
     embeddings: bool = False
+
+
+class ContentOptions(EmbeddingOptions):
+    """Keys of an engine whose model may read more than text, which only the one who started it knows."""
+
+    content_parts: tuple[PartKind, ...] = ()
 
 
 class OpenAIHTTPAdapter(EngineAdapter[H]):
@@ -84,6 +92,7 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
             detokenize=bool(self.side_routes.detokenize),
             token_prompts=self.token_prompts,
             parameters=self.dialect.parameters,
+            parts=frozenset(options.content_parts if isinstance(options, ContentOptions) else ()),
             load=told_fields(self.load_metrics),
         )
         self.client = EngineClient(self.engine, options, keeps_connections=self.keeps_connections)

@@ -45,6 +45,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     completion_logprobs_look_like_chat: bool = False
     counts_each_choice: bool = False  # a usage for each choice, where others send one for all
     tool_names_grow: bool = False  # the name of a tool call is whole only when its arguments begin
+    thought_field: str = ""  # what it calls the thoughts of earlier answers; empty: they are left out
     leaves_out_tool_reason: bool = False  # a stream that calls a tool may end with the account and no finish reason
 
 
@@ -59,7 +60,7 @@ def request_body(request: GenerateRequest, dialect: Dialect, model: str) -> dict
     """The JSON body for `request`. It always asks for a stream with usage: an answer in one piece is a fold over it."""
     body: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     if isinstance(request, ChatRequest):
-        body["messages"] = [_message(message) for message in request.messages]
+        body["messages"] = [_message(message, dialect.thought_field) for message in request.messages]
         limit_name = dialect.chat_limit
     else:
         body["prompt"] = request.prompt
@@ -92,12 +93,14 @@ def _check_are_functions(tools: list[dict[str, Any]]) -> None:
         raise InvalidRequest("Every tool must have the type 'function'.", param="tools")
 
 
-def _message(message: Message) -> dict[str, Any]:
-    """One turn in the form that every engine reads: content is always a string, arguments of tool calls too."""
+def _message(message: Message, thought_field: str) -> dict[str, Any]:
+    """One turn in the form that every engine reads: text is always a string, arguments of tool calls too."""
     turn: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": message.text(),
+        "content": msgspec.to_builtins(message.content) if message.other_parts() else message.text(),
     }
+    if thought_field and (thought := message.thought()):
+        turn[thought_field] = thought
     if isinstance(message.name, str):
         turn["name"] = message.name
     if isinstance(message.tool_call_id, str):
@@ -150,10 +153,15 @@ class _PromptDetails(Struct):
     cached_tokens: _TokenCount | None = None
 
 
+class _CompletionDetails(Struct):
+    reasoning_tokens: _TokenCount | None = None
+
+
 class _Usage(Struct):
     prompt_tokens: _TokenCount | None = 0
     completion_tokens: _TokenCount | None = 0
     prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
 
 
 class _Payload(Struct):
@@ -311,9 +319,13 @@ class StreamReader:
         """The engine's own count; without one, the pieces of text, which are one token each in every engine we know."""
         if self._usage is None:
             return Usage(0, self._num_pieces)
-        details = self._usage.prompt_tokens_details
-        cached_tokens = details.cached_tokens if details else None
-        return Usage(self._usage.prompt_tokens or 0, self._usage.completion_tokens or 0, cached_tokens)
+        of_prompt, of_completion = self._usage.prompt_tokens_details, self._usage.completion_tokens_details
+        return Usage(
+            self._usage.prompt_tokens or 0,
+            self._usage.completion_tokens or 0,
+            cached_tokens=of_prompt.cached_tokens if of_prompt else None,
+            reasoning_tokens=of_completion.reasoning_tokens if of_completion else None,
+        )
 
 
 def _names_a_function(request: GenerateRequest) -> bool:

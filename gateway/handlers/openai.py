@@ -32,6 +32,7 @@ from gateway.config import ServerConfig
 from gateway.dispatch import Answer, Dispatcher
 from gateway.fleet import Fleet, ServedModel
 from gateway.handlers.openai_wire import (
+    REASONING_FIELDS,
     AnswerHead,
     ChatEvents,
     ChatFold,
@@ -113,7 +114,11 @@ class OpenAIHandlers:
         if isinstance(requests[0].stream_options, StreamOptions):
             raise InvalidRequest("`stream_options` needs `stream: true`.", param="stream_options")
         async with self._dispatcher.open(requests, trace) as answer:
-            fold = dialect.fold(_head(answer, dialect), num_choices=_num_choices(requests))
+            fold = dialect.fold(
+                _head(answer, dialect),
+                num_choices=_num_choices(requests),
+                reasoning_fields=REASONING_FIELDS[self._limits.reasoning_field],
+            )
             async for chunk in answer:
                 if chunk.usage is not None:
                     answer.account(chunk.usage)
@@ -135,6 +140,7 @@ class OpenAIHandlers:
                 _head(answer, dialect),
                 num_choices=_num_choices(requests),
                 with_usage=requests[0].wants_usage,
+                reasoning_fields=REASONING_FIELDS[self._limits.reasoning_field],
             )
             await stream.open()
             opening = events.opening()  # leaves with the first event, in one write

@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,13 @@ from adapters.errors import EngineProtocolError, StreamInterrupted
 from adapters.types import Chunk, FinishReason, Usage
 
 _encode = msgspec.json.Encoder().encode
+
+UNTOLD_LOGPROB = -9999.0  # OpenAI's own word for "very unlikely"; its schema has no null
+REASONING_FIELDS = {  # what a model thinks has no name at OpenAI, and two among its imitators
+    "reasoning_content": ("reasoning_content",),  # SGLang, TensorRT-LLM, llama.cpp, DeepSeek's API
+    "reasoning": ("reasoning",),  # vLLM, OpenRouter
+    "both": ("reasoning_content", "reasoning"),
+}
 
 
 class AnswerHead(Struct, frozen=True, kw_only=True):
@@ -44,6 +51,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
     if usage.cached_tokens is not None:
         shown["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    if usage.reasoning_tokens is not None:
+        shown["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
     return shown
 
 
@@ -52,7 +61,15 @@ class Events(ABC):
 
     object: str
 
-    def __init__(self, head: AnswerHead, *, num_choices: int, with_usage: bool) -> None:
+    def __init__(
+        self,
+        head: AnswerHead,
+        *,
+        num_choices: int,
+        with_usage: bool,
+        reasoning_fields: Sequence[str] = REASONING_FIELDS["reasoning_content"],
+    ) -> None:
+        self._reasoning_fields = reasoning_fields
         head_json = _encode({"id": head.id, "object": self.object, "created": head.created, "model": head.model})
         self._head = b"data: " + head_json[:-1]
         self._end = b',"usage":null}\n\n' if with_usage else b"}\n\n"
@@ -107,16 +124,17 @@ class ChatEvents(Events):
         return b"".join(prefix + role + self._plain_end for prefix in self._prefixes)
 
     def _piece(self, chunk: Chunk) -> bytes:
-        if not chunk.reasoning and chunk.tool_calls is None and chunk.logprobs is None:
+        logprobs = _chat_logprobs(chunk.logprobs)
+        if not chunk.reasoning and chunk.tool_calls is None and logprobs is None:
             return self._prefix(chunk.index) + b'"delta":{"content":' + _encode(chunk.text) + b"}" + self._plain_end
         delta: dict[str, Any] = {}
         if chunk.text:
             delta["content"] = chunk.text
         if chunk.reasoning:
-            delta["reasoning_content"] = chunk.reasoning
+            delta |= dict.fromkeys(self._reasoning_fields, chunk.reasoning)
         if chunk.tool_calls is not None:
             delta["tool_calls"] = chunk.tool_calls
-        choice = b'"delta":' + _encode(delta) + b',"logprobs":' + _json(chunk.logprobs)
+        choice = b'"delta":' + _encode(delta) + b',"logprobs":' + _json(logprobs)
         return self._prefix(chunk.index) + choice + b',"finish_reason":null}]' + self._end
 
     def _finish(self, index: int, reason: FinishReason) -> bytes:
@@ -180,8 +198,15 @@ class Fold(ABC):
 
     object: str
 
-    def __init__(self, head: AnswerHead, *, num_choices: int) -> None:
+    def __init__(
+        self,
+        head: AnswerHead,
+        *,
+        num_choices: int,
+        reasoning_fields: Sequence[str] = REASONING_FIELDS["reasoning_content"],
+    ) -> None:
         self._head = head
+        self._reasoning_fields = reasoning_fields
         self._choices = [_Choice() for _ in range(num_choices)]
         self._usage: Usage | None = None
 
@@ -197,7 +222,7 @@ class Fold(ABC):
         """The response, once the stream has ended. `StreamInterrupted` if it ended too early."""
         if any(choice.finish_reason is None for choice in self._choices):
             raise StreamInterrupted("The engine's stream ended before the answer was whole.")
-        answer = {
+        answer: dict[str, Any] = {
             "id": self._head.id,
             "object": self.object,
             "created": self._head.created,
@@ -211,8 +236,9 @@ class Fold(ABC):
                 }
                 for index, choice in enumerate(self._choices)
             ],
-            "usage": None if self._usage is None else usage_object(self._usage),
         }
+        if self._usage is not None:
+            answer["usage"] = usage_object(self._usage)
         return _encode(answer)
 
     @abstractmethod
@@ -222,6 +248,11 @@ class Fold(ABC):
 class ChatFold(Fold):
     object = "chat.completion"
 
+    def add(self, chunk: Chunk) -> None:
+        if chunk.logprobs is not None:
+            chunk = msgspec.structs.replace(chunk, logprobs=_chat_logprobs(chunk.logprobs))
+        super().add(chunk)
+
     def _content(self, choice: _Choice) -> Mapping[str, Any]:
         text = "".join(choice.text)
         message: dict[str, Any] = {
@@ -230,7 +261,7 @@ class ChatFold(Fold):
             "refusal": None,
         }
         if choice.reasoning:
-            message["reasoning_content"] = "".join(choice.reasoning)
+            message |= dict.fromkeys(self._reasoning_fields, "".join(choice.reasoning))
         if choice.tool_calls:
             message["tool_calls"] = [choice.tool_calls[index] for index in sorted(choice.tool_calls)]
         return {"message": message}
@@ -241,6 +272,39 @@ class CompletionFold(Fold):
 
     def _content(self, choice: _Choice) -> Mapping[str, Any]:
         return {"text": "".join(choice.text)}
+
+
+class _TopLogprob(Struct):
+    token: str
+    logprob: float | None = None
+    bytes: list[int] | None = None
+
+
+class _TokenLogprob(_TopLogprob):
+    top_logprobs: list[_TopLogprob] | None = None
+
+
+class _ChatLogprobs(Struct):
+    content: list[_TokenLogprob] | None = None
+    refusal: list[_TokenLogprob] | None = None
+
+
+_logprobs = msgspec.json.Decoder(_ChatLogprobs)
+
+
+def _chat_logprobs(raw: Raw | None) -> Raw | None:
+    """An engine's log-probabilities with every field that OpenAI's have, and none beside; None for nonsense."""
+    if raw is None:
+        return None
+    try:
+        told = _logprobs.decode(raw)
+    except msgspec.DecodeError:
+        return None
+    for token in (*(told.content or ()), *(told.refusal or ())):
+        token.top_logprobs = token.top_logprobs or []
+        for each in (token, *token.top_logprobs):
+            each.logprob = UNTOLD_LOGPROB if each.logprob is None else each.logprob
+    return Raw(_encode(told))
 
 
 class _FunctionDelta(Struct):

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from adapters.errors import GoodgateError, InvalidRequest
-from adapters.types import ChatRequest, Message, Positive, Text, TextPart, decode_as
+from adapters.types import ChatRequest, Message, Part, Positive, Text, TextPart, decode_as
 
 S = TypeVar("S", bound=Struct)
 Item: TypeAlias = dict[str, Any]  # one of `input` or `output`, as OpenAI gives it out: with its id and its status
@@ -339,7 +339,7 @@ def _calls(turn: Message) -> list[dict[str, Any]]:
     return turn.tool_calls if isinstance(turn.tool_calls, list) else []
 
 
-def _content(said: str | Sequence[Mapping[str, Any]]) -> str | list[TextPart]:
+def _content(said: str | Sequence[Mapping[str, Any]]) -> str | list[Part]:
     if isinstance(said, str):
         return said
     return said[0]["text"] if len(said) == 1 else [TextPart(part["text"]) for part in said]

@@ -20,12 +20,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.errors import ContextLengthExceeded, InvalidRequest
+from adapters.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
 from adapters.launching.launch import free_port
+from adapters.openvino import Adapter
 from adapters.servers.openvino_server import make_jobs
 from adapters.servers.openvino_text import TextStream
 from adapters.servers.openvino_worker import Job, generation_config
-from adapters.types import decode_completion
+from adapters.types import decode_chat, decode_completion
+from adapters.wire.engine_client import HTTPOptions
+from tests.contract.conftest import collect
+from tests.contract.tool_formats import ROME, told
 
 pytest.importorskip("numpy", reason="the twin hands out numpy arrays, as the library does")
 
@@ -72,7 +76,7 @@ class Running:
 
 
 @contextmanager
-def running_server(folder: Path) -> Iterator[Running]:
+def running_server(folder: Path, *more: str) -> Iterator[Running]:
     model, cancelled, port = folder / "model.gguf", folder / "cancelled", free_port()
     model.write_bytes(b"GGUF")
     env = {**os.environ, "PYTHONPATH": f"{TWIN}{os.pathsep}{ROOT}", "TWIN_CANCELLED": str(cancelled)}
@@ -85,7 +89,7 @@ def running_server(folder: Path) -> Iterator[Running]:
         "--served-model-name",
         MODEL,
     ]
-    command += ["--port", str(port), "--threads", "1", "--max-model-len", str(MAX_MODEL_LEN)]
+    command += ["--port", str(port), "--threads", "1", "--max-model-len", str(MAX_MODEL_LEN), *more]
     with subprocess.Popen(command, env=env) as process:
         server = Running(process, port, cancelled)
         try:
@@ -290,6 +294,112 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_a_sentence(tmp_path:
     assert result.returncode == 1
     assert "the file is not a GGUF" in result.stderr
     assert "error: OpenVINO could not load the model" in result.stderr
+
+
+# ------------------------------ tools and thoughts
+
+# The twin answers with its prompt, and this template makes that what the last message says.
+TEMPLATE = "{{ messages[-1].content }}{% if tools %} ({{ tools | length }}, not <tool_call>){% endif %}{# </think> #}"
+CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("get_weather", "get_time")]
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server whose model's template renders tools and knows thoughts."""
+    folder = tmp_path_factory.mktemp("taught")
+    (folder / "template.jinja").write_text(TEMPLATE)
+    with running_server(folder, "--chat-template", str(folder / "template.jinja")) as server:
+        yield server
+
+
+def says(text: str, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 400, **fields}
+
+
+def test_calls_and_thoughts_are_read_out_of_the_text_whole(taught: Running) -> None:
+    status, body = taught.send("/v1/chat/completions", says(f"<think>{CALL}?</think>Hm. {CALL}", tools=TOOLS))
+    assert status == 200
+    (choice,) = body["choices"]
+    message = choice["message"]
+    assert message["reasoning_content"] == f"{CALL}?"
+    assert [each["function"] for each in message["tool_calls"]] == [
+        {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+    ]
+    assert message["content"] == "Hm. (2, not <tool_call>)"  # the template was given both tools
+    assert choice["finish_reason"] == "tool_calls"
+    assert body["usage"]["completion_tokens"] == body["usage"]["prompt_tokens"] + 1  # every token, shown or not
+
+
+def test_calls_and_thoughts_are_streamed(taught: Running) -> None:
+    fields = says(f"<think>hm</think>{CALL}{CALL.replace('Rome', 'Oslo')}", tools=TOOLS)
+    events = taught.stream("/v1/chat/completions", **fields, stream_options={"include_usage": True})
+    assert events.pop() == "[DONE]"
+    usage = events.pop()["usage"]
+    assert usage["completion_tokens"] == usage["prompt_tokens"] + 1
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "hm"
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert [call["index"] for call in calls if "id" in call] == [0, 1]
+    arguments = ["".join(c["function"]["arguments"] for c in calls if c["index"] == at) for at in (0, 1)]
+    assert [json.loads(each) for each in arguments] == [{"city": "Rome"}, {"city": "Oslo"}]
+    assert [event["choices"][0]["finish_reason"] for event in events[-1:]] == ["tool_calls"]
+
+
+def test_where_one_call_is_wanted_the_work_stops_after_it(taught: Running) -> None:
+    text = f"{CALL} and then a long tail"
+    _, body = taught.send("/v1/chat/completions", says(text, tools=TOOLS, parallel_tool_calls=False))
+    assert len(body["choices"][0]["message"]["tool_calls"]) == 1
+    assert body["choices"][0]["message"]["content"] is None
+    assert body["choices"][0]["finish_reason"] == "tool_calls"
+    assert body["usage"]["completion_tokens"] < len(text)
+    wait_until(lambda: any(line.startswith(text) for line in taught.cancelled()))
+
+
+def test_without_tools_in_the_request_a_call_is_text(taught: Running) -> None:
+    for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        _, body = taught.send("/v1/chat/completions", says(CALL, **fields))
+        assert body["choices"][0]["message"]["content"] == CALL
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_time"}}])
+def test_a_call_cannot_be_forced(taught: Running, choice: Any) -> None:
+    status, body = taught.send("/v1/chat/completions", says("x", tools=TOOLS, tool_choice=choice))
+    assert (status, body["error"]["code"], body["error"]["param"]) == (400, "unsupported_parameter", "tool_choice")
+
+
+def test_images_and_tools_that_the_template_does_not_render_are_refused(server: Running) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    for path in ("/v1/chat/completions", "/tokenize"):
+        body = {"model": MODEL, "messages": [{"role": "user", "content": [image]}]}
+        status, told = server.send(path, body)
+        assert (status, told["error"]["param"]) == (400, "messages")
+    status, told = server.send("/v1/chat/completions", says("x", tools=TOOLS))
+    assert (status, told["error"]["code"], told["error"]["param"]) == (400, "unsupported_parameter", "tools")
+
+
+async def test_the_adapter_offers_tools_where_the_servers_model_has_them(server: Running, taught: Running) -> None:
+    for running, has_tools in ((server, False), (taught, True)):
+        adapter = Adapter(HTTPOptions(url=f"http://127.0.0.1:{running.port}"))
+        await adapter.start()
+        try:
+            assert [each.max_model_len for each in await adapter.models()] == [MAX_MODEL_LEN]
+            assert ("tools" in adapter.capabilities.parameters) is has_tools
+            request = decode_chat(json.dumps(says(f"<think>hm</think>{CALL}", tools=TOOLS)).encode())
+            if not has_tools:
+                with pytest.raises(UnsupportedParameter, match="tools"):
+                    await collect(adapter, request)
+                continue
+            chunks = await collect(adapter, request)
+            assert "".join(chunk.reasoning for chunk in chunks) == "hm"
+            assert told(chunks).calls == [ROME]
+            assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["tool_calls"]
+            forced = decode_chat(json.dumps(says(CALL, tools=TOOLS, tool_choice="required")).encode())
+            with pytest.raises(UnsupportedParameter, match="tool_choice"):
+                await collect(adapter, forced)
+        finally:
+            await adapter.close()
 
 
 def test_choices_get_seeds_that_differ_and_repeat() -> None:

@@ -47,7 +47,9 @@ KNOWN = {
     | DETAILS
     | {"max_completion_tokens", "min_tokens", "repetition_penalty", "reasoning_effort"},
     "llama_cpp": COMMON | TOOLS | DETAILS | {"max_tokens", "repeat_penalty", "repeat_last_n"},
-    "openvino": COMMON | {"max_tokens", "min_tokens", "repetition_penalty"},
+    "openvino": COMMON
+    | {"max_tokens", "min_tokens", "repetition_penalty"}
+    | {"tools", "tool_choice", "parallel_tool_calls"},
     "goodgate_peer": (
         COMMON | TOOLS | DETAILS | {"max_tokens", "min_tokens", "repetition_penalty", "reasoning_effort"}
     ),

@@ -268,7 +268,10 @@ async def test_tool_calls_reasoning_and_logprobs_survive_in_both_modes(start: St
         [{"index": 0, "function": {"arguments": "{}"}}],
         [{"index": 1, "function": {"arguments": "}"}}],
     ]
-    probs = [{"content": [{"token": token, "logprob": -1.0, "bytes": None, "top_logprobs": []}]} for token in "xy"]
+    probs = [
+        {"content": [{"token": token, "logprob": -1.0, "bytes": None, "top_logprobs": []}], "refusal": None}
+        for token in "xy"
+    ]
     script = [
         Chunk(reasoning="hm"),
         *(Chunk(text=token, logprobs=_raw(each)) for token, each in zip("xy", probs, strict=True)),

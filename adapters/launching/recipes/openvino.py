@@ -19,6 +19,8 @@ import adapters
 from adapters.errors import EngineUnavailable
 from adapters.launching.launch import HOST, Installation, LaunchSpec
 from adapters.launching.recipes import Environment, Say, num_cores
+from adapters.tools.think_text import ReasoningParser
+from adapters.tools.tool_calls import ToolParser
 
 if TYPE_CHECKING:
     from adapters.models.model_store import Model
@@ -45,6 +47,8 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_num_batched_tokens: Annotated[int, Meta(ge=1)] = 256
     prefix_caching: bool = True
     chat_template: str | None = None  # a Jinja file; None: the model's own
+    tool_parser: ToolParser = "auto"  # how the model writes tool calls
+    reasoning_parser: ReasoningParser = "auto"  # and how it marks what it thinks
 
 
 def installed(home: Path) -> Installation:
@@ -78,6 +82,7 @@ def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, An
         argv.append("--no-prefix-caching")
     if settings.chat_template is not None:
         argv += ["--chat-template", settings.chat_template]
+    argv += ["--tool-parser", settings.tool_parser, "--reasoning-parser", settings.reasoning_parser]
     return LaunchSpec(
         name=ENGINE, argv=tuple(argv), env={"PYTHONPATH": str(path)}, port=port, prepare=partial(expose_package, path)
     )
