@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -240,8 +239,7 @@ def test_in_the_second_round_engines_take_their_turns_in_reverse_and_only_one_is
     )
     log = Log()
     result = asyncio.run(race(card(tmp_path, [watched(launched(name, *server)) for name in "ab"], text=text), log))
-    turns = [name for name, _ in groupby(log.judged)]  # a cell that an audit throws out on a busy machine is run again
-    assert turns == ["a", "b", "a"]
+    assert log.judged == ["a", "b", "b", "a"]
     assert len(up) == 4
     assert result.notes.residency == "one"
     assert not any(engine.is_running for engine in up)

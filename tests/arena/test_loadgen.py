@@ -22,7 +22,7 @@ from arena.scripted_engine import DONE, RunningEngine, Script, Step, finish_even
 from arena.spool import HealthRow, SpoolFooter, SpoolHeader
 from tests.arena.cells import MS, fire, gaps_ms, plan_of
 
-TOLERANCE_MS = 12.0  # of tests that assert a mechanism on a busy machine; precision has a test of its own (test_truth)
+TOLERANCE_MS = 5.0  # of tests that assert a mechanism on a busy machine; precision has a test of its own (test_truth)
 
 
 @pytest.fixture(scope="module")
