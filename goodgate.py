@@ -26,7 +26,7 @@ INTERRUPTED = 128 + signal.SIGINT
 # The module whose `app` serves a word of the command line. A room with `None` puts its commands at the top level.
 ROOMS: dict[str, str | None] = {
     "gateway.cli": None,
-    "gateway.keys_cli": "keys",
+    "gateway.tenants.keys_cli": "keys",
     "adapters.cli": "engines",
     "adapters.models.models_cli": "models",
     "arena.cli": "arena",

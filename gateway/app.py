@@ -13,7 +13,6 @@ from aiohttp import web
 
 from adapters import registry
 from gateway import health
-from gateway.auth import authenticating
 from gateway.config import Config, FindAdapter
 from gateway.dispatch import Dispatcher
 from gateway.evidence import ProvenGoodput
@@ -23,11 +22,12 @@ from gateway.handlers.anthropic import AnthropicHandlers
 from gateway.handlers.openai import OpenAIHandlers
 from gateway.handlers.questions import QuestionHandlers
 from gateway.handlers.responses import ResponsesHandlers
-from gateway.keys import KeyRing, KeyStore
-from gateway.ledger import Ledger
-from gateway.metrics import Metrics
-from gateway.middleware import enveloping, headers_of, recording
+from gateway.middleware import Sink, enveloping, headers_of, log_access, recording
+from gateway.records.metrics import Metrics
 from gateway.response_store import ResponseStore, store_of
+from gateway.tenants.auth import authenticating
+from gateway.tenants.keys import KeyRing, KeyStore
+from gateway.tenants.quotas import Quotas
 
 FLEET = web.AppKey("fleet", Fleet)
 DISPATCHER = web.AppKey("dispatcher", Dispatcher)
@@ -39,20 +39,21 @@ def create_app(
     *,
     home: Path,
     find_adapter: FindAdapter = registry.adapter_class,
-    ledger: Ledger | None = None,
+    quotas: Quotas | None = None,
 ) -> web.Application:
-    """`ledger` is shared by processes that serve together. Keys are known from the first request on."""
+    """`quotas` is shared by processes that serve together. Keys are known from the first request on."""
     ring = None if config.auth.required is False else KeyRing(KeyStore(home))
     fleet = Fleet(config, find_adapter=find_adapter, home=home)
     metrics = Metrics(fleet)
     if config.evidence is not None:
         metrics.registry.register(ProvenGoodput(Path(config.evidence).expanduser(), fleet))
-    dispatcher = Dispatcher(fleet, metrics, max_in_flight=config.server.max_in_flight, ledger=ledger)
+    dispatcher = Dispatcher(fleet, metrics, max_in_flight=config.server.max_in_flight, quotas=quotas)
     store = store_of(config.responses, home)
 
+    sinks: list[Sink] = [metrics.answered, *([log_access] if config.logs.access else [])]
     app = web.Application(
         middlewares=[
-            recording(metrics, log_access=config.logs.access),
+            recording(sinks),
             enveloping(dispatcher),
             authenticating(ring, config.auth),
         ],

@@ -34,14 +34,16 @@ from adapters.errors import (
     UnsupportedParameter,
 )
 from adapters.types import Chunk, GenerateRequest, Usage
-from gateway import admission, cost, logs
-from gateway.cost import Cost
+from gateway import admission
 from gateway.fan_out import fan_out
 from gateway.fleet import Fleet, Replica, ServedModel, State
-from gateway.ledger import Ledger
-from gateway.metrics import Metrics
+from gateway.records import logs
+from gateway.records.metrics import Metrics
+from gateway.records.trace import Attempt, Trace, new_request_id
 from gateway.routing import POLICIES, ReplicaView
-from gateway.trace import Trace, new_request_id
+from gateway.tenants import cost
+from gateway.tenants.cost import Cost
+from gateway.tenants.quotas import Quotas
 
 NOT_READY_RETRY_AFTER_S = 2.0
 CANCELLED = "cancelled"
@@ -95,9 +97,9 @@ async def _given(chunk: Chunk) -> Chunk:
 
 
 class Dispatcher:
-    def __init__(self, fleet: Fleet, metrics: Metrics, *, max_in_flight: int, ledger: Ledger | None = None) -> None:
+    def __init__(self, fleet: Fleet, metrics: Metrics, *, max_in_flight: int, quotas: Quotas | None = None) -> None:
         self._fleet = fleet
-        self._ledger = ledger or Ledger()
+        self._quotas = quotas or Quotas()
         self._metrics = metrics
         self._max_in_flight = max_in_flight
         self.in_flight = 0
@@ -182,7 +184,7 @@ class Dispatcher:
             yield
             return
         expected = sum(each.prompt_tokens + each.completion_tokens for each in costs)
-        with self._ledger.reserved(
+        with self._quotas.reserved(
             trace.caller, requests=len(costs), tokens=expected, tell=trace.limits.update
         ) as reservation:
             is_whole = has_failed = False
@@ -242,8 +244,8 @@ class Dispatcher:
     @asynccontextmanager
     async def _generate_on(self, trace: Trace, request: GenerateRequest, replica: Replica) -> AsyncIterator[Answer]:
         chunks = _adapter(replica).generate(request, request_id=new_request_id())
-        async with self._attempt(replica, trace), aclosing(chunks):
-            first = await self._first_chunk(chunks, replica, trace)
+        async with self._attempt(replica, trace) as attempt, aclosing(chunks):
+            first = await self._first_chunk(chunks, replica, trace, attempt)
             rest = chunks if request.is_stream else await _read_whole(first, chunks, request.num_choices, trace)
             answer = Answer(replica.model, first, rest, partial(self._account, replica, trace))
             try:
@@ -260,34 +262,37 @@ class Dispatcher:
             yield answer
 
     @asynccontextmanager
-    async def _attempt(self, replica: Replica, trace: Trace) -> AsyncIterator[None]:
+    async def _attempt(self, replica: Replica, trace: Trace) -> AsyncIterator[Attempt]:
         """One try on one replica, open for as long as the block. Its outcome is counted once, whatever it is."""
-        trace.num_attempts += 1
-        trace.engine, trace.replica = replica.engine, replica.name
-        outcome = "ok"
+        attempt = Attempt(model=replica.model, engine=replica.engine, replica=replica.name, outcome="ok")
+        trace.attempts.append(attempt)
         with self._fleet.generation(replica):
             try:
-                yield
+                yield attempt
             except GoodgateError as error:
-                outcome = error.code or error.type
+                attempt.outcome, attempt.reason = error.code or error.type, error.message
                 self._note_failure(replica, trace, error)
                 raise
             except (asyncio.CancelledError, GeneratorExit):
-                outcome = CANCELLED
+                attempt.outcome = CANCELLED
                 raise
             except Exception:
-                outcome = "internal_error"
+                attempt.outcome = "internal_error"
                 raise
             finally:
-                self._metrics.attempted(replica, outcome)
+                attempt.ended = time.perf_counter()
+                self._metrics.attempted(replica, attempt.outcome)
 
-    async def _first_chunk(self, chunks: AsyncGenerator[Chunk, None], replica: Replica, trace: Trace) -> Chunk:
+    async def _first_chunk(
+        self, chunks: AsyncGenerator[Chunk, None], replica: Replica, trace: Trace, attempt: Attempt
+    ) -> Chunk:
         try:
             first = await anext(chunks)
         except StopAsyncIteration:
             raise EngineProtocolError(f"The engine {replica.engine!r} ended without an answer.") from None
+        attempt.first_token = time.perf_counter()
         if trace.ttft_s is None:
-            trace.ttft_s = time.perf_counter() - trace.started
+            trace.ttft_s = attempt.first_token - trace.started
             self._metrics.first_token(replica, trace.ttft_s)
         return first
 

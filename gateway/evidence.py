@@ -20,8 +20,8 @@ from msgspec import Meta, Struct
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gateway import logs
 from gateway.fleet import Fleet, Replica
+from gateway.records import logs
 
 FORMAT = "goodgate-evidence/1"
 MAX_BYTES = 4 << 20

@@ -33,9 +33,9 @@ from adapters.launching.launch import EngineProcess, launch
 from adapters.launching.restart import Policy
 from adapters.models.model_store import ModelMissing
 from adapters.wire.engine_client import launched_options
-from gateway import logs
 from gateway.config import Config, FindAdapter, ModelConfig, ReplicaConfig, adapter_options
-from gateway.keys import Key
+from gateway.records import logs
+from gateway.tenants.keys import Key
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 30.0

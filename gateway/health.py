@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 
 from adapters.base import Health
-from gateway import logs
 from gateway.config import HealthConfig
 from gateway.fleet import Fleet, Replica, State
+from gateway.records import logs
 
 _log = logs.logger("health")
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from adapters.errors import GoodgateError, InvalidRequest
-from gateway import envelope, logs
+from gateway import envelope
 from gateway.dispatch import Dispatcher
-from gateway.metrics import Metrics
-from gateway.trace import TRACE, Trace, new_request_id
+from gateway.records import logs
+from gateway.records.trace import TRACE, Trace, new_request_id
 
 CLIENT_LEFT = 499  # never sent: there is nobody to read it. Known from other gateways' logs
 UNMATCHED = "unmatched"
@@ -21,25 +23,25 @@ UNMATCHED = "unmatched"
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _log = logs.logger("access")
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Sink: TypeAlias = Callable[[Trace], None]  # told of each request once, when it has ended
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def recording(metrics: Metrics, *, log_access: bool) -> Middleware:
-    """Outermost: gives the request its trace, and writes down how it ended."""
+def recording(sinks: Sequence[Sink]) -> Middleware:
+    """Outermost: gives the request its trace, and tells everyone who keeps something of it once it has ended."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        trace = request[TRACE] = Trace(request_id=_request_id(request), route=_route(request))
-        status = CLIENT_LEFT
+        trace = Trace(request_id=_request_id(request), route=_route(request), method=request.method, status=CLIENT_LEFT)
+        request[TRACE] = trace
         try:
             response = await handler(request)
-            status = response.status
+            trace.status = response.status
             return response
         finally:
-            elapsed_s = trace.elapsed_s
-            metrics.answered(model=trace.model, route=trace.route, status=status, code=trace.code, duration_s=elapsed_s)
-            if log_access:
-                _log_access(request.method, trace, status, elapsed_s)
+            trace.ended = time.perf_counter()
+            for sink in sinks:
+                sink(trace)
 
     return middleware
 
@@ -79,9 +81,9 @@ def headers_of(dispatcher: Dispatcher) -> Callable[[web.Request, web.StreamRespo
             response.headers.update(trace.limits)
             if envelope.is_anthropic(request.path):
                 response.headers["request-id"] = trace.request_id  # where their clients look
-            if trace.replica:
-                response.headers["x-goodgate-engine"] = trace.engine
-                response.headers["x-goodgate-replica"] = trace.replica
+            if (last := trace.last_attempt) is not None:
+                response.headers["x-goodgate-engine"] = last.engine
+                response.headers["x-goodgate-replica"] = last.replica
         if dispatcher.is_draining:
             response.force_close()
             response.headers["Connection"] = "close"
@@ -112,22 +114,24 @@ def _from_http(refusal: web.HTTPException, request: web.Request) -> GoodgateErro
     return InvalidRequest(f"The request was refused: {refusal.reason}.")
 
 
-def _log_access(method: str, trace: Trace, status: int, elapsed_s: float) -> None:
+def log_access(trace: Trace) -> None:
+    """One line a request."""
+    last = trace.last_attempt
     logs.info(
         _log,
         "request",
         request_id=trace.request_id,
-        method=method,
+        method=trace.method,
         route=trace.route,
-        status=status,
+        status=trace.status,
         code=trace.code,
         key=None if trace.caller is None else trace.caller.name,
         tenant=None if trace.caller is None else trace.caller.tenant,
         model=trace.model,
-        replica=trace.replica,
-        attempts=trace.num_attempts,
+        replica="" if last is None else last.replica,
+        attempts=len(trace.attempts),
         ttft_ms=None if trace.ttft_s is None else round(trace.ttft_s * 1e3, 2),
-        duration_ms=round(elapsed_s * 1e3, 2),
+        duration_ms=round(trace.elapsed_s * 1e3, 2),
         prompt_tokens=trace.prompt_tokens,
         completion_tokens=trace.completion_tokens,
     )

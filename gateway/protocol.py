@@ -15,7 +15,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from adapters.errors import GoodgateError, InvalidRequest
 from gateway import envelope
-from gateway.trace import new_request_id
+from gateway.records.trace import new_request_id
 
 KEEPALIVE_TIMEOUT_S = 75.0
 LINGERING_TIME_S = 2.0  # how long an unread body is swallowed, so that the client can read why it was refused

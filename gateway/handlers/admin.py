@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from gateway.auth import admin, public
 from gateway.dispatch import Dispatcher
 from gateway.envelope import JSON
 from gateway.fleet import Fleet, Replica
-from gateway.metrics import CONTENT_TYPE, Metrics
+from gateway.records.metrics import CONTENT_TYPE, Metrics
+from gateway.tenants.auth import admin, public
 
 
 class AdminHandlers:

@@ -17,15 +17,15 @@ from aiohttp import web
 
 from adapters.errors import GoodgateError, UnsupportedParameter
 from gateway import envelope
-from gateway.auth import keyed
 from gateway.body import read_json
 from gateway.config import ServerConfig
 from gateway.dispatch import Dispatcher, Question
 from gateway.handlers.anthropic_answers import MESSAGE_STOP, PING, MessageEvents, MessageFold, MessageHead
 from gateway.handlers.anthropic_requests import MessagesBody, decode_count, decode_messages
 from gateway.handlers.streaming import tell_how_it_ends
+from gateway.records.trace import TRACE, Trace
 from gateway.stream import EventStream, Framing
-from gateway.trace import TRACE, Trace
+from gateway.tenants.auth import keyed
 
 
 class AnthropicHandlers:

@@ -26,7 +26,6 @@ from adapters.types import (
     one_or_several,
 )
 from gateway import envelope
-from gateway.auth import keyed
 from gateway.body import read_json
 from gateway.config import ServerConfig
 from gateway.dispatch import Answer, Dispatcher
@@ -42,8 +41,9 @@ from gateway.handlers.openai_wire import (
     Fold,
 )
 from gateway.handlers.streaming import tell_how_it_ends
+from gateway.records.trace import TRACE, Trace
 from gateway.stream import EventStream
-from gateway.trace import TRACE, Trace
+from gateway.tenants.auth import keyed
 
 MAX_PROMPTS = 256
 

@@ -20,14 +20,14 @@ from adapters.servers.side_answers import (
     text_answer,
     tokens_answer,
 )
-from gateway import cost
-from gateway.auth import keyed
 from gateway.body import read_json
 from gateway.config import ServerConfig
 from gateway.dispatch import Dispatcher, Question
 from gateway.envelope import JSON
 from gateway.fleet import Fleet
-from gateway.trace import TRACE
+from gateway.records.trace import TRACE
+from gateway.tenants import cost
+from gateway.tenants.auth import keyed
 
 
 class QuestionHandlers:

@@ -16,8 +16,7 @@ from aiohttp import web
 
 from adapters.errors import GoodgateError, InvalidRequest, RequestError
 from adapters.types import ChatRequest
-from gateway import envelope, logs
-from gateway.auth import keyed
+from gateway import envelope
 from gateway.body import read_json
 from gateway.config import ServerConfig
 from gateway.dispatch import Answer, Dispatcher
@@ -33,9 +32,11 @@ from gateway.handlers.responses_body import (
 )
 from gateway.handlers.responses_wire import Reply
 from gateway.handlers.streaming import tell_how_it_ends
+from gateway.records import logs
+from gateway.records.trace import TRACE, Trace
 from gateway.response_store import ResponseStore, Stored, StoreFailed
 from gateway.stream import HEARTBEAT, EventStream, Framing
-from gateway.trace import TRACE, Trace
+from gateway.tenants.auth import keyed
 
 MAX_PAGE = 100
 PAGE_SIZES = {str(size) for size in range(1, MAX_PAGE + 1)}

@@ -18,7 +18,7 @@ import pytest
 from adapters.errors import EngineUnavailable
 from adapters.fake import Adapter as FakeAdapter
 from gateway.app import DISPATCHER
-from gateway.logs import JSONLines, TextLines
+from gateway.records.logs import JSONLines, TextLines
 from tests.gateway.rig import HELLO, Reply, Script, Start, Upstream, fake, fake_model, model, until
 
 UpstreamOf = Callable[[Script], Awaitable[Upstream]]

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.types import ChatRequest, CompletionRequest, Message
-from gateway import cost, limits
-from gateway.keys import Key, KeyStore, NewKey
-from gateway.ledger import Ledger
-from gateway.limits import Limits, RateLimited, Refused, Used
-from gateway.trace import Trace
+from gateway.records.trace import Trace
+from gateway.tenants import cost, limits
+from gateway.tenants.keys import Key, KeyStore, NewKey
+from gateway.tenants.limits import Limits, RateLimited, Refused, Used
+from gateway.tenants.quotas import Quotas
 from tests.gateway.rig import HELLO, Gateway, Reply, Start, fake, fake_model, free_port, model, until
 from tests.gateway.test_cancellation import UpstreamOf
 from tests.gateway.test_commands import await_ready, running, write_config
@@ -38,10 +38,10 @@ async def ask(gateway: Gateway, headers: dict[str, str], **fields: Any) -> tuple
     return await gateway.post(CHAT, {**HELLO, **fields}, **headers)
 
 
-def at_one_moment(gateway: Gateway) -> Ledger:
-    """The gateway's ledger, for which no time passes, so that every figure is exact."""
-    ledger = gateway.dispatcher._ledger = Ledger(clock=lambda: 1_000.0)
-    return ledger
+def at_one_moment(gateway: Gateway) -> Quotas:
+    """The gateway's quotas, for which no time passes, so that every figure is exact."""
+    quotas = gateway.dispatcher._quotas = Quotas(clock=lambda: 1_000.0)
+    return quotas
 
 
 # The rules
@@ -239,7 +239,7 @@ async def test_g04_clients_that_leave_and_answers_that_end_free_their_places_at_
 async def test_tokens_are_reserved_then_charged_as_the_engine_counted_them(start: Start, tmp_path: Path) -> None:
     headers = key_in(tmp_path, tokens_per_min=1_000)
     gateway = await start(fake_model(tokens=5))
-    ledger, spent = at_one_moment(gateway), 0
+    quotas, spent = at_one_moment(gateway), 0
     for is_stream in (False, True, False):
         body = {**HELLO, "max_tokens": 400, "stream": is_stream, "stream_options": {"include_usage": True}}
         if not is_stream:
@@ -252,7 +252,7 @@ async def test_tokens_are_reserved_then_charged_as_the_engine_counted_them(start
         data = text if not is_stream else text.split("data: ")[-2]
         spent += json.loads(data)["usage"]["total_tokens"]
     [key] = KeyStore(tmp_path).all()
-    assert ledger.used(key).tokens == spent > 0
+    assert quotas.used(key).tokens == spent > 0
 
 
 async def test_a_minute_of_tokens_refuses_what_does_not_fit_and_says_when_it_will(start: Start, tmp_path: Path) -> None:
@@ -276,30 +276,30 @@ async def test_a_failed_request_and_a_refused_one_cost_no_tokens(
 
     headers = key_in(tmp_path, tokens_per_min=1_000, requests_per_min=100)
     gateway = await start(model((await upstream_of(script)).replica()))
-    ledger = at_one_moment(gateway)
+    quotas = at_one_moment(gateway)
     for _ in range(3):
         assert (await ask(gateway, headers, max_tokens=900))[0] == 502
     for fields in ({"model": "n"}, {"temperature": 9}):
         assert (await ask(gateway, headers, **fields))[0] in (400, 404)
     [key] = KeyStore(tmp_path).all()
-    used = ledger.used(key)
+    used = quotas.used(key)
     assert (used.tokens, used.in_flight, used.requests) == (0, 0, 3)  # the engine's failures were requests
 
 
 async def test_a42_a_client_that_leaves_before_the_end_pays_for_what_it_got(start: Start, tmp_path: Path) -> None:
     headers = key_in(tmp_path, tokens_per_min=100_000)
     gateway = await start(fake_model(tokens=500, itl_ms=5))
-    ledger, [key] = at_one_moment(gateway), KeyStore(tmp_path).all()
+    quotas, [key] = at_one_moment(gateway), KeyStore(tmp_path).all()
     async with gateway.client.post(gateway.url + CHAT, json={**HELLO, "stream": True}, headers=headers) as response:
         for _ in range(20):
             await response.content.readuntil(b"\n\n")
     await until(lambda: gateway.dispatcher.in_flight == 0)
-    for_the_stream = ledger.used(key).tokens
+    for_the_stream = quotas.used(key).tokens
     assert 20 <= for_the_stream < 200
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(ask(gateway, headers), 0.4)
     await until(lambda: gateway.dispatcher.in_flight == 0)
-    assert 10 <= ledger.used(key).tokens - for_the_stream < 200
+    assert 10 <= quotas.used(key).tokens - for_the_stream < 200
 
 
 async def test_every_prompt_of_a_list_counts_and_more_than_the_limit_can_never_be(start: Start, tmp_path: Path) -> None:
@@ -313,11 +313,11 @@ async def test_every_prompt_of_a_list_counts_and_more_than_the_limit_can_never_b
 async def test_embeddings_hold_and_cost_the_tokens_of_their_texts(start: Start, tmp_path: Path) -> None:
     headers = key_in(tmp_path, tokens_per_min=1_000)
     gateway = await start(fake_model())
-    ledger, [key] = at_one_moment(gateway), KeyStore(tmp_path).all()
+    quotas, [key] = at_one_moment(gateway), KeyStore(tmp_path).all()
     body = {"model": "m", "input": ["x " * 200]}
     status, answer, shown = await gateway.post("/v1/embeddings", body, **headers)
     assert (status, shown["x-ratelimit-remaining-tokens"]) == (200, str(1_000 - 101)), answer
-    assert ledger.used(key).tokens == answer["usage"]["prompt_tokens"] > 0
+    assert quotas.used(key).tokens == answer["usage"]["prompt_tokens"] > 0
 
 
 async def test_questions_count_as_requests_and_an_alias_is_no_second_purse(start: Start, tmp_path: Path) -> None:
@@ -363,33 +363,33 @@ async def test_rotating_a_key_gives_no_new_minute(start: Start, tmp_path: Path) 
 # Over several processes
 
 
-def count_up_and_down(ledger: Ledger, key: Key, all_there: Any) -> None:
+def count_up_and_down(quotas: Quotas, key: Key, all_there: Any) -> None:
     all_there.wait(60)
     for _ in range(20_000):
-        with ledger.reserved(key, requests=1, tokens=0):
+        with quotas.reserved(key, requests=1, tokens=0):
             pass
 
 
 @pytest.mark.slow
 def test_processes_that_change_one_record_at_once_lose_no_change() -> None:
     context = multiprocessing.get_context("spawn")
-    ledger, all_there = Ledger.shared(), context.Barrier(3)
+    quotas, all_there = Quotas.shared(), context.Barrier(3)
     key = Key(id=7, name="a", limits=Limits(concurrent=1_000_000))
-    workers = [context.Process(target=count_up_and_down, args=(ledger, key, all_there)) for _ in range(3)]
+    workers = [context.Process(target=count_up_and_down, args=(quotas, key, all_there)) for _ in range(3)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
-    assert ledger.used(key).in_flight == 0
+    assert quotas.used(key).in_flight == 0
 
 
-def hammer(ledger: Ledger, key: Key, seed: int, results: Any) -> None:
+def hammer(quotas: Quotas, key: Key, seed: int, results: Any) -> None:
     rng = random.Random(seed)
     num_let_in = 0
     for _ in range(2_000):
         try:
-            with ledger.reserved(key, requests=1, tokens=0) as reservation:
+            with quotas.reserved(key, requests=1, tokens=0) as reservation:
                 reservation.spent = rng.randrange(3)
                 num_let_in += 1
         except RateLimited:
@@ -400,10 +400,10 @@ def hammer(ledger: Ledger, key: Key, seed: int, results: Any) -> None:
 @pytest.mark.slow
 def test_processes_that_share_a_ledger_lose_no_request_and_let_none_in_twice() -> None:
     context = multiprocessing.get_context("spawn")
-    ledger, results = Ledger.shared(), context.Queue()
+    quotas, results = Quotas.shared(), context.Queue()
     key = Key(id=7, name="a", limits=Limits(requests_per_min=1_000))
     started = time.monotonic()
-    workers = [context.Process(target=hammer, args=(ledger, key, seed, results)) for seed in range(4)]
+    workers = [context.Process(target=hammer, args=(quotas, key, seed, results)) for seed in range(4)]
     for worker in workers:
         worker.start()
     num_let_in = sum(results.get(timeout=60) for _ in workers)
@@ -411,7 +411,7 @@ def test_processes_that_share_a_ledger_lose_no_request_and_let_none_in_twice() -
         worker.join()
     elapsed_s = time.monotonic() - started
     assert 1_000 <= num_let_in <= 1_000 * (1 + elapsed_s / 60) + 1
-    assert ledger.used(key).in_flight == 0
+    assert quotas.used(key).in_flight == 0
 
 
 @pytest.mark.slow

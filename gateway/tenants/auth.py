@@ -25,8 +25,8 @@ from multidict import CIMultiDictProxy
 
 from adapters.errors import RequestError, Unauthorized
 from gateway.config import AuthConfig, Config, ConfigError
-from gateway.keys import Key, KeyRing
-from gateway.trace import TRACE
+from gateway.records.trace import TRACE
+from gateway.tenants.keys import Key, KeyRing
 
 KEY_HEADERS = ("x-api-key", "api-key")
 NEEDS_KEY = "Send a valid API key as `Authorization: Bearer KEY`; `goodgate keys create NAME` makes one."

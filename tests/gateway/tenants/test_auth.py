@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 from aiohttp import web
 
-from gateway.auth import NEEDS_KEY, Access, check_exposure, declared_access, is_loopback
 from gateway.config import ConfigError, parse_config
-from gateway.keys import KeyStore, NewKey, digest
+from gateway.tenants.auth import NEEDS_KEY, Access, check_exposure, declared_access, is_loopback
+from gateway.tenants.keys import KeyStore, NewKey, digest
 from tests.gateway.rig import HELLO, Gateway, Start, fake, fake_model, free_port, model, until
 from tests.gateway.test_bad_requests import raw
 
@@ -242,7 +242,7 @@ async def test_g42_keys_with_the_same_first_20_characters_stay_apart(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tails = iter("ab")
-    monkeypatch.setattr("gateway.keys.secrets.token_urlsafe", lambda _: "0" * 42 + next(tails))
+    monkeypatch.setattr("gateway.tenants.keys.secrets.token_urlsafe", lambda _: "0" * 42 + next(tails))
     store = KeyStore(tmp_path)
     first, second = store.create(NewKey(name="one", models=("one",))), store.create(NewKey(name="two", models=("two",)))
     assert first[:45] == second[:45]

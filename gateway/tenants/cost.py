@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from adapters.types import ChatRequest, EmbeddingRequest, GenerateRequest
-from gateway.trace import Trace
+from gateway.records.trace import Trace
 
 CHARACTERS_A_TOKEN = 4  # of English, roughly, with the tokenizers of today
 DEFAULT_COMPLETION_TOKENS = 256  # of an answer whose length was left to the engine

@@ -34,11 +34,11 @@ import msgspec
 from msgspec import Struct
 
 from adapters.errors import GoodgateError
-from gateway import logs
-from gateway.limits import NO_LIMITS, Limits
+from gateway.records import logs
+from gateway.tenants.limits import NO_LIMITS, Limits
 
 PREFIX = "gg-"
-MAX_KEYS = 100_000  # ever created in one file: each has its record in the ledger
+MAX_KEYS = 100_000  # ever created in one file: each has its record in the quotas
 WATCH_INTERVAL_S = 0.25
 BUSY_TIMEOUT_S = 5.0
 SCHEMA_VERSION = 1

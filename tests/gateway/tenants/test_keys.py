@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from adapters.launching.recipes.native import gateway_config
-from gateway.auth import check_exposure
 from gateway.config import parse_config
-from gateway.keys import KeyRing, KeysError, KeyStore, NewKey, digest
-from gateway.limits import Limits
+from gateway.tenants.auth import check_exposure
+from gateway.tenants.keys import KeyRing, KeysError, KeyStore, NewKey, digest
+from gateway.tenants.limits import Limits
 from tests.gateway.rig import HELLO, Start, fake_model, free_port, until
 from tests.gateway.test_commands import await_ready, goodgate, running, write_config
 

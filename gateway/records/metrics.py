@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from adapters.types import Usage
 from gateway.fleet import Fleet, Replica
+from gateway.records.trace import Trace
 
 OTHER = "other"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -64,12 +65,12 @@ class Metrics:
             ready.labels(*labels).set_function(partial(_is_ready, replica))
         self.registry.register(_Restarts(fleet))
 
-    def answered(self, *, model: str, route: str, status: int, code: str, duration_s: float) -> None:
-        model = model if model in self._models else OTHER
-        self._requests.labels(model, route, str(status)).inc()
-        self._duration.labels(model, route).observe(duration_s)
-        if code:
-            self._errors.labels(model, code).inc()
+    def answered(self, trace: Trace) -> None:
+        model = trace.model if trace.model in self._models else OTHER
+        self._requests.labels(model, trace.route, str(trace.status)).inc()
+        self._duration.labels(model, trace.route).observe(trace.elapsed_s)
+        if trace.code:
+            self._errors.labels(model, trace.code).inc()
 
     def attempted(self, replica: Replica, outcome: str) -> None:
         self._attempts.labels(*_labels(replica), outcome).inc()

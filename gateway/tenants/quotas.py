@@ -1,7 +1,7 @@
 """How much each key has used, for all processes that serve it: one record a key in memory that they share.
 
-    ledger = Ledger()                      # of one process; Ledger.shared() goes to workers as an argument
-    with ledger.reserved(key, requests=1, tokens=300) as reservation:      # RateLimited when it does not fit
+    quotas = Quotas()                      # of one process; Quotas.shared() goes to workers as an argument
+    with quotas.reserved(key, requests=1, tokens=300) as reservation:      # RateLimited when it does not fit
         reservation.spent = 120
 
 The records lie in a file without a name, mapped into every worker, and each change is made under the file's lock. The
@@ -23,9 +23,9 @@ from multiprocessing import reduction
 from typing import Any
 
 from adapters.errors import InvalidRequest
-from gateway import limits
-from gateway.keys import MAX_KEYS, Key
-from gateway.limits import RateLimited, Refused, Used
+from gateway.tenants import limits
+from gateway.tenants.keys import MAX_KEYS, Key
+from gateway.tenants.limits import RateLimited, Refused, Used
 
 _RECORD = struct.Struct("<dddq")
 _SIZE = _RECORD.size * (MAX_KEYS + 1)
@@ -39,21 +39,21 @@ class Reservation:
         self.spent = 0
 
 
-class Ledger:
+class Quotas:
     def __init__(self, file: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._file = file
         self._memory = mmap.mmap(-1 if file is None else file, _SIZE)
         self._clock = clock  # the system's monotonic clock is the same in every process
 
     @classmethod
-    def shared(cls) -> Ledger:
-        """One whose copies in child processes are the same ledger."""
+    def shared(cls) -> Quotas:
+        """One whose copies in child processes are the same quotas."""
         with tempfile.TemporaryFile() as file:
             file.truncate(_SIZE)
             return cls(os.dup(file.fileno()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        assert self._file is not None, "only a shared ledger can go to another process"
+        assert self._file is not None, "only a shared quotas can go to another process"
         return _received, (reduction.DupFd(self._file),)
 
     def used(self, key: Key) -> Used:
@@ -112,5 +112,5 @@ class Ledger:
         _RECORD.pack_into(self._memory, key.id * _RECORD.size, used.at, used.requests, used.tokens, used.in_flight)
 
 
-def _received(file: Any) -> Ledger:
-    return Ledger(file.detach())
+def _received(file: Any) -> Quotas:
+    return Quotas(file.detach())

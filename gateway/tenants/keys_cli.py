@@ -15,8 +15,8 @@ import typer
 
 from adapters.config import goodgate_home
 from adapters.errors import GoodgateError
-from gateway.keys import Key, KeysError, KeyStore, NewKey
-from gateway.limits import Limits
+from gateway.tenants.keys import Key, KeysError, KeyStore, NewKey
+from gateway.tenants.limits import Limits
 
 HELP = """API keys: who may call the gateway, which models, and how much.
 

@@ -1,0 +1,61 @@
+"""What is noted about one request on its way, for its headers, its log line and its metrics. Never holds the prompt."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from aiohttp import web
+from msgspec import Struct, field
+
+from gateway.tenants.keys import Key
+
+
+class Attempt(Struct, kw_only=True):
+    """One try on one replica. `outcome` is "ok", "cancelled" or the code of what failed, and empty while it is open."""
+
+    model: str
+    engine: str
+    replica: str
+    started: float = field(default_factory=time.perf_counter)
+    first_token: float | None = None
+    ended: float | None = None
+    outcome: str = ""
+    reason: str = ""  # the failure in words
+
+
+class Trace(Struct, kw_only=True):
+    """`caller` is None where no key is asked for. `model` stays empty until the name is known to be a configured one.
+    Times are seconds on the monotonic clock; `received` alone is the wall's. Once it has `ended` it changes no more."""
+
+    request_id: str
+    route: str
+    method: str = ""
+    received: float = field(default_factory=time.time)
+    started: float = field(default_factory=time.perf_counter)
+    ended: float | None = None
+    status: int = 0
+    code: str = ""
+    caller: Key | None = None
+    model: str = ""
+    attempts: list[Attempt] = field(default_factory=list)
+    ttft_s: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    num_pieces: int = 0  # of text that engines have given, for answers that end without a count of tokens
+    limits: dict[str, str] = field(default_factory=dict)  # headers that tell the caller what is left to him
+
+    @property
+    def elapsed_s(self) -> float:
+        return (time.perf_counter() if self.ended is None else self.ended) - self.started
+
+    @property
+    def last_attempt(self) -> Attempt | None:
+        return self.attempts[-1] if self.attempts else None
+
+
+TRACE = web.RequestKey("trace", Trace)
+
+
+def new_request_id() -> str:
+    return f"req-{secrets.token_hex(12)}"
