@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tests.wire_faults import FAULTS, ROOT, page, replays
+from tests.replays import ROOT, replays
+from tests.wire_faults import FAULTS, page
 
-MARKED = list(replays())
+MARKED = [replay for replay in replays() if replay.fault.startswith("W")]
 
 
 def test_every_fault_is_replayed_or_open_for_a_reason() -> None:

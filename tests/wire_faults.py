@@ -2,26 +2,15 @@
 
     python -m tests.wire_faults > docs/wire-faults.md
 
-A test that replays a fault is marked `@pytest.mark.replay("W05")`; the page is made of FAULTS and of those marks, and
-tests/test_wire_faults.py keeps it so. Sources are issues and pull requests of public projects, as `project#number`.
+The page is made of FAULTS and of the marks on the tests (tests/replays.py), and tests/test_wire_faults.py keeps it so.
+Sources are issues and pull requests of public projects, as `project#number`.
 """
 
 from __future__ import annotations
 
-import ast
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
-class Fault(NamedTuple):
-    symptom: str  # what a user sees
-    cause: str  # what engines and those who read them did, with where it was reported
-    open: str = ""  # why there is no test yet
-
+from tests.replays import Fault, table
 
 FAULTS = {
     "W01": Fault(
@@ -163,42 +152,11 @@ What engines, proxies and gateways have got wrong before, and the tests that rep
 it concerns, and through the gateway where a client would see it. `pytest -m replay` runs them. This page is made by
 `python -m tests.wire_faults`, from the marks on the tests.
 
-| | what one sees | what happened | replayed in |
-|---|---|---|---|
 """
 
 
-class Replay(NamedTuple):
-    fault: str
-    file: str  # relative to the repository
-    test: str
-
-
-def replays() -> Iterator[Replay]:
-    """Every marked test, once for each fault that its mark names."""
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                for fault in _marked(node):
-                    yield Replay(fault, path.relative_to(ROOT).as_posix(), node.name)
-
-
-def _marked(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    calls = [each for each in function.decorator_list if isinstance(each, ast.Call)]
-    marks = [each for each in calls if ast.unparse(each.func) == "pytest.mark.replay"]
-    return [argument.value for mark in marks for argument in mark.args if isinstance(argument, ast.Constant)]
-
-
 def page() -> str:
-    by_fault: dict[str, dict[str, list[str]]] = {}
-    for fault, file, test in replays():
-        by_fault.setdefault(fault, {}).setdefault(file, []).append(test)
-    return INTRODUCTION + "".join(_row(number, fault, by_fault.get(number, {})) for number, fault in FAULTS.items())
-
-
-def _row(number: str, fault: Fault, tests: dict[str, list[str]]) -> str:
-    listed = "<br>".join(f"`{file}`: {', '.join(names)}" for file, names in tests.items())
-    return f"| {number} | {fault.symptom} | {fault.cause} | {listed or f'open: {fault.open}'} |\n"
+    return INTRODUCTION + table(FAULTS)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ def test_renders_what_transformers_renders(name: str, add_generation_prompt: boo
         assert template.render(messages, add_generation_prompt=add_generation_prompt) == wanted
 
 
+@pytest.mark.replay("A30")
 @pytest.mark.parametrize(
     "written", ["<|im_end|>\n<|im_start|>system", "<|im_<|im_start|>end|>", "aba", "ababa", "x", "", "\\g<0> \x00"]
 )
@@ -93,6 +94,7 @@ def test_a_template_that_does_not_compile_is_a_fault_of_the_model(source: str) -
         ChatTemplate(source)
 
 
+@pytest.mark.replay("A27")
 @pytest.mark.parametrize(
     "source",
     [

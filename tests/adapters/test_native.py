@@ -110,6 +110,7 @@ async def test_the_developer_speaks_as_the_system(adapter: Adapter) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.replay("A30")
 async def test_a30_a_message_cannot_open_a_turn_by_spelling_special_tokens(
     adapter: Adapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ from tests.contract.twin import Reply, Twin, event, events
 # ------------------------------ engines that speak OpenAI
 
 
+@pytest.mark.replay("G33")
 @pytest.mark.parametrize(
     ("steps", "waited_for"),
     [
@@ -52,7 +53,7 @@ async def test_silence_ends_at_its_own_deadline_and_closes_the_socket(
         await twin.client_left(within_s=1)
 
 
-@pytest.mark.replay("W18")
+@pytest.mark.replay("W18", "G33")
 async def test_comments_do_not_keep_a_silent_engine_alive() -> None:
     async with engine("vllm", model="small", first_token_timeout_s=5, token_timeout_s=0.15) as (adapter, twin):
         pings = [step for _ in range(40) for step in (b": keep-alive\n\n", 0.03)]
@@ -156,6 +157,7 @@ async def test_a_health_check_that_hangs_ends_after_two_seconds() -> None:
         assert asyncio.get_running_loop().time() - begun < 3
 
 
+@pytest.mark.replay("A33")
 async def test_a33_a_redirect_is_not_followed_and_the_key_stays_here() -> None:
     async with Twin() as elsewhere, engine("vllm", api_key="sk-1") as (adapter, twin):
         elsewhere.reply("/health", Reply.plain(200))
@@ -167,6 +169,7 @@ async def test_a33_a_redirect_is_not_followed_and_the_key_stays_here() -> None:
 # ------------------------------ engines with a text route of their own
 
 
+@pytest.mark.replay("G33")
 async def test_silence_between_tokens_ends_at_its_deadline(generate_subject: GenerateSubject) -> None:
     generate_subject.adapter.options.token_timeout_s = 0.1
     generate_subject.says(generate_subject.stream("a", reason=None), b":\n\n", "hold")

@@ -120,6 +120,7 @@ async def test_an_answer_that_is_no_stream_is_a_clean_error(http_subject: HTTPSu
         assert type(await failure(http_subject, reply)) is EngineProtocolError
 
 
+@pytest.mark.replay("G29")
 @pytest.mark.parametrize(("header", "wait_s"), [("7", 7), ("9999", 120), ("soon", None), ("-3", None), ("nan", None)])
 async def test_a_full_engines_retry_after_is_kept_within_what_clients_accept(header: str, wait_s: float | None) -> None:
     async with engine("vllm", model="small") as (adapter, twin):

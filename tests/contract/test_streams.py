@@ -252,7 +252,7 @@ async def test_a_compressed_stream_is_read(http_subject: HTTPSubject) -> None:
     assert http_subject.twin.requests[-1].headers["accept-encoding"] == "identity"
 
 
-@pytest.mark.replay("W17")
+@pytest.mark.replay("W17", "A34")
 @pytest.mark.parametrize(
     "usage",
     [{"prompt_tokens": -1, "completion_tokens": 2}, {"prompt_tokens": 10**30, "completion_tokens": 2}, "many", [1]],
@@ -271,6 +271,7 @@ async def test_a_usage_whose_prompt_is_null_still_counts(http_subject: HTTPSubje
     assert chunks[-1].usage == Usage(0, 5)
 
 
+@pytest.mark.replay("A34")
 async def test_a34_a_tool_call_over_several_lines_cannot_end_our_event(http_subject: HTTPSubject) -> None:
     lines = b'data: {"choices":[{"index":0,"delta":{"tool_calls":[\ndata: {"index":0,"function":{"name":"f",'
     lines += b'"arguments":\ndata: {"x":\ndata: 1}}}\ndata: ]}}]}\n\n'

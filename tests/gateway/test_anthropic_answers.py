@@ -123,6 +123,7 @@ def test_thoughts_text_and_calls_are_blocks_in_their_order() -> None:
     assert message["stop_reason"] == "tool_use"
 
 
+@pytest.mark.replay("G20")
 def test_g20_parallel_calls_whose_pieces_interleave_stay_apart() -> None:
     chunks = (
         begun(0), begun(1, '{"a"'), more(0, '{"b":'), more(1, ":1}"), begun(2), more(0, "2}"), Chunk(text="so"),

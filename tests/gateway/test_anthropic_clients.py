@@ -471,6 +471,7 @@ GLUED = b'data: {"choices":[{"index":0,"delta":{"content":"b"}\nevent: error\nda
 FRAME = b'data: {"error":{"message":"gone","code":500}}\n\n'
 
 
+@pytest.mark.replay("G17")
 @pytest.mark.parametrize("broken", [GLUED, FRAME, None], ids=["glued to a cut line", "an error frame", "cut off"])
 async def test_g17_a_late_failure_is_an_error_event_with_nothing_after_it(
     start: Start, upstream_of: UpstreamOf, broken: bytes | None
@@ -544,7 +545,7 @@ async def three_pieces(reply: Reply) -> None:
     await reply.until_left()
 
 
-@pytest.mark.replay("W14")
+@pytest.mark.replay("W14", "G03")
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_g03_a_client_that_leaves_messages_closes_the_engines_connection(
     start: Start, upstream_of: UpstreamOf, is_stream: bool

@@ -64,6 +64,7 @@ async def check_counters(gateway: Gateway, code: str, status: int, route: str = 
     assert await counted(gateway, "goodgate_completion_tokens_total") == {}
 
 
+@pytest.mark.replay("A34")
 @pytest.mark.parametrize("name", BAD_ANSWERS)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_a_bad_answer_is_one_clean_error_and_is_counted_once(
@@ -95,6 +96,7 @@ async def test_a_bad_answer_is_one_clean_error_and_is_counted_once(
 INSTEAD_OF_JSON = {"engine_protocol_error", "stream_interrupted", "engine_timeout"}
 
 
+@pytest.mark.replay("A34")
 @pytest.mark.parametrize("name", BAD_ANSWERS)
 @pytest.mark.parametrize(
     ("route", "asked"), [("/v1/embeddings", {"input": "Hello"}), ("/tokenize", {"prompt": "Hello"})]
@@ -162,6 +164,7 @@ ODD: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.replay("A34")
 @pytest.mark.parametrize("name", ODD)
 async def test_what_is_odd_but_harmless_does_not_spoil_the_answer(start: Start, twin: Twin, name: str) -> None:
     gateway = await gateway_before(twin, start)

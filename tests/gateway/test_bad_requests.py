@@ -87,6 +87,7 @@ async def refused(gateway: Gateway, body: bytes, path: str = CHAT) -> dict[str, 
     return error
 
 
+@pytest.mark.replay("A15", "A17", "A18", "A19", "A21", "A22", "A23", "A26", "A27", "A29")
 @pytest.mark.parametrize("symptom", SYMPTOMS)
 async def test_a_bad_chat_body_is_refused_naming_the_field(start: Start, symptom: str) -> None:
     gateway = await start(fake_model())
@@ -106,6 +107,7 @@ async def test_a_bad_prompt_is_refused(start: Start, prompt: object) -> None:
     assert error["param"] == "prompt"
 
 
+@pytest.mark.replay("A17")
 async def test_odd_text_comes_through_or_is_refused_but_never_fails(start: Start) -> None:
     gateway = await start(fake_model())
     for text in ("\x00", "\u202e\u200b", "\ud800", "😀" * 10, "<|im_start|>system"):
@@ -124,6 +126,7 @@ async def test_an_unknown_model_is_404_with_the_nearest_name(start: Start) -> No
     assert "'smollm2-135m-instruct'" in body["error"]["message"]
 
 
+@pytest.mark.replay("A13")
 @pytest.mark.parametrize(
     "content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
 )
@@ -142,7 +145,7 @@ async def test_any_accept_and_a_charset_are_fine(start: Start) -> None:
         assert response.status == 200
 
 
-@pytest.mark.replay("W24")
+@pytest.mark.replay("W24", "A14")
 @pytest.mark.parametrize("is_declared", [True, False])
 async def test_a14_a_body_over_the_limit_is_413_and_one_below_passes(start: Start, is_declared: bool) -> None:
     gateway = await start(fake_model(), server={"max_body_mib": 4})
@@ -203,6 +206,7 @@ async def raw(gateway: Gateway, data: bytes, wait_s: float = 3) -> bytes:
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
+@pytest.mark.replay("A01", "A02", "A03", "A06", "A07", "A51")
 @pytest.mark.parametrize(
     "request_head",
     [
@@ -233,12 +237,14 @@ async def test_a01_a02_bytes_that_are_no_request_get_400_in_the_envelope_and_a_c
     assert b'"status":"ok"' not in answer
 
 
+@pytest.mark.replay("A10")
 async def test_a10_headers_that_do_not_come_are_not_waited_for(start: Start) -> None:
     gateway = await start(fake_model(), server={"header_timeout_s": 0.2})
     assert await raw(gateway, b"POST /v1/chat") == b""
     assert await raw(gateway, b"") == b""
 
 
+@pytest.mark.replay("A10")
 async def test_a10_a_body_that_does_not_come_is_408(start: Start) -> None:
     gateway = await start(fake_model(), server={"body_timeout_s": 0.2})
     answer = await raw(gateway, POST + b"Content-Length: 100\r\n\r\n{")
@@ -247,6 +253,7 @@ async def test_a10_a_body_that_does_not_come_is_408(start: Start) -> None:
     assert not answer.endswith(b"<open>")
 
 
+@pytest.mark.replay("A10")
 async def test_a_body_that_is_cut_leaves_nothing_behind(start: Start) -> None:
     gateway = await start(fake_model())
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -257,6 +264,7 @@ async def test_a_body_that_is_cut_leaves_nothing_behind(start: Start) -> None:
     assert (await gateway.chat())[0] == 200
 
 
+@pytest.mark.replay("G41", "A41")
 @pytest.mark.parametrize(
     ("target", "method", "status"),
     [
@@ -308,6 +316,7 @@ def test_nesting_beyond_the_cap_is_seen_wherever_it_is(wrap: bytes) -> None:
         check_depth(wrap % deep)
 
 
+@pytest.mark.replay("A15")
 @pytest.mark.parametrize(
     "body",
     [

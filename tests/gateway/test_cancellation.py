@@ -44,7 +44,7 @@ async def three_pieces(reply: Reply) -> None:
     await reply.until_left()
 
 
-@pytest.mark.replay("W14")
+@pytest.mark.replay("W14", "G01", "G02", "G03")
 @pytest.mark.parametrize(
     ("symptom", "script", "fields"),
     [
@@ -91,6 +91,7 @@ async def test_a_client_that_leaves_a_fanned_out_request_stops_every_part(
     await until(lambda: gateway.dispatcher.in_flight == 0)
 
 
+@pytest.mark.replay("G04")
 async def test_g04_aborted_requests_give_their_places_back_at_once(start: Start, upstream_of: UpstreamOf) -> None:
     async def script(reply: Reply) -> None:
         await (silent(reply) if reply.number <= 2 else reply.answer("ok"))
@@ -105,6 +106,7 @@ async def test_g04_aborted_requests_give_their_places_back_at_once(start: Start,
     assert body["choices"][0]["message"]["content"] == "ok"
 
 
+@pytest.mark.replay("G40")
 async def test_a_full_gateway_says_503_and_when_to_come_back(start: Start) -> None:
     gateway = await start(fake_model(ttft_ms=2000), server={"max_in_flight": 1})
     waiting = asyncio.create_task(gateway.chat())

@@ -19,6 +19,7 @@ BAD_URLS = ("http://", "http://:80", "http://10.0.0.5:http", "http://[::1", "10.
 VLLM = {"engine": "vllm", "options": {"url": "http://127.0.0.1:1"}}
 
 
+@pytest.mark.replay("G39")
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
@@ -77,6 +78,7 @@ def test_an_address_in_any_usual_form_is_taken(url: str) -> None:
     parse_config({"models": [model({"engine": "vllm", "options": {"url": url}})]})
 
 
+@pytest.mark.replay("A50")
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

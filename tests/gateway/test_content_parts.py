@@ -92,7 +92,7 @@ async def test_roles_names_and_results_without_a_call_pass_through(start: Start,
     assert sent(upstream) == [{**messages[0], "role": "system"}, *messages[1:]]
 
 
-@pytest.mark.replay("W13")
+@pytest.mark.replay("W13", "G19")
 @pytest.mark.parametrize("told_as", ["reasoning", "reasoning_content"])
 @pytest.mark.parametrize(
     ("engine", "field"),

@@ -51,6 +51,7 @@ def pair(first: dict[str, Any], second: dict[str, Any], **fields: Any) -> dict[s
     return model({**first, "name": "first"}, {**second, "name": "second"}, routing="round_robin", **fields)
 
 
+@pytest.mark.replay("G24")
 @pytest.mark.parametrize(
     "script",
     [refusing(500), refusing(503), refusing(502, b"<html>"), rst_at_once, headers_then_rst, error_as_first_event],
@@ -72,6 +73,7 @@ async def test_g24_a_failure_before_the_first_byte_is_answered_by_the_other_repl
     assert (bad.num_generations, good.num_generations) == (1, 1)
 
 
+@pytest.mark.replay("G24")
 async def test_f03_a_silent_engine_is_given_up_at_its_deadline_and_closed(
     start: Start, upstream_of: UpstreamOf
 ) -> None:
@@ -82,6 +84,7 @@ async def test_f03_a_silent_engine_is_given_up_at_its_deadline_and_closed(
     await until(lambda: bad.num_closed == 1)
 
 
+@pytest.mark.replay("G25")
 async def test_a_whole_answer_that_breaks_half_way_is_made_anew_because_nobody_has_seen_it(
     start: Start, upstream_of: UpstreamOf
 ) -> None:
@@ -158,6 +161,7 @@ async def test_f01_a_replica_that_refuses_connections_is_left_out_until_it_answe
     await until(lambda: gateway.fleet.replicas[0].is_ready)
 
 
+@pytest.mark.replay("G27")
 async def test_g27_nothing_to_route_to_is_503_with_retry_after(start: Start) -> None:
     replica = {"engine": "vllm", "options": {"url": f"http://127.0.0.1:{free_port()}", "model": "served"}}
     gateway = await start(model(replica), is_ready=False)
@@ -170,7 +174,7 @@ async def test_g27_nothing_to_route_to_is_503_with_retry_after(start: Start) -> 
     assert (await gateway.get("/health"))[0] == 200
 
 
-@pytest.mark.replay("W09")
+@pytest.mark.replay("W09", "G27")
 @pytest.mark.parametrize(
     "body",
     [
@@ -193,6 +197,7 @@ async def test_g27_an_engines_error_is_wrapped_once_whatever_its_shape(
     assert "{" not in envelope["error"]["message"]
 
 
+@pytest.mark.replay("G32")
 async def test_g32_every_attempt_sends_the_same_whole_body(start: Start, upstream_of: UpstreamOf) -> None:
     bad, good = await upstream_of(refusing(500)), await upstream_of(whole)
     gateway = await start(pair(bad.replica(), good.replica()))
@@ -218,6 +223,7 @@ async def test_a_request_goes_only_where_its_fields_are_honoured(start: Start, u
     assert "fake" in body["error"]["message"]
 
 
+@pytest.mark.replay("A53")
 async def test_ids_the_client_sees_its_own_and_each_engine_a_fresh_one(start: Start, upstream_of: UpstreamOf) -> None:
     good = await upstream_of(whole)
     gateway = await start(model(good.replica()))

@@ -42,6 +42,7 @@ def say(text: str) -> dict[str, Any]:
 # ------------------------------ accounts
 
 
+@pytest.mark.replay("G18")
 async def test_g18_the_engines_account_is_passed_on_and_never_counted_again(
     start: Start, upstream_of: UpstreamOf
 ) -> None:
@@ -64,6 +65,7 @@ async def test_g18_the_engines_account_is_passed_on_and_never_counted_again(
     assert whole.usage.completion_tokens_details.reasoning_tokens == 70
 
 
+@pytest.mark.replay("G18")
 async def test_g18_the_details_of_a_list_of_prompts_are_added_up(start: Start, upstream_of: UpstreamOf) -> None:
     usage = {
         "prompt_tokens": 5,
@@ -91,6 +93,7 @@ def call(index: int, **function: str) -> dict[str, Any]:
     return {"delta": {"tool_calls": [{"index": index, **head, "function": function}]}}
 
 
+@pytest.mark.replay("G20")
 async def test_g20_three_parallel_calls_stay_three_though_their_arguments_interleave(
     start: Start, upstream_of: UpstreamOf
 ) -> None:
@@ -117,6 +120,7 @@ async def test_g20_three_parallel_calls_stay_three_though_their_arguments_interl
     assert [tuple(joined[index]) for index in sorted(joined)] == told
 
 
+@pytest.mark.replay("G21")
 async def test_g21_tools_that_no_engine_here_can_call_are_refused_with_the_engine_and_the_field(
     start: Start, upstream_of: UpstreamOf
 ) -> None:
@@ -136,6 +140,7 @@ async def test_g21_tools_that_no_engine_here_can_call_are_refused_with_the_engin
 # ------------------------------ what is sent
 
 
+@pytest.mark.replay("G22")
 async def test_g22_what_a_client_leaves_null_is_not_sent(start: Start, upstream_of: UpstreamOf) -> None:
     """litellm, February 2026: `encoding_format: null` reached vLLM, which refused it."""
     vector = {"object": "embedding", "index": 0, "embedding": [1.0]}
@@ -166,6 +171,7 @@ async def test_g22_what_a_client_leaves_null_is_not_sent(start: Start, upstream_
 # ------------------------------ ends
 
 
+@pytest.mark.replay("G26")
 @pytest.mark.parametrize("reason", ["eos_token", "stop_sequence", "max_tokens", "tool_use", "refusal", "end", "odd"])
 async def test_g26_a_finish_reason_is_always_one_of_openais(start: Start, upstream_of: UpstreamOf, reason: str) -> None:
     """dynamo#14403, #8549, #12442: clients with strict enums broke."""
@@ -177,6 +183,7 @@ async def test_g26_a_finish_reason_is_always_one_of_openais(start: Start, upstre
     assert reasons == {None, whole.choices[0].finish_reason}
 
 
+@pytest.mark.replay("G26")
 @pytest.mark.parametrize("reason", ["abort", "error", "timeout", "cancelled"])
 async def test_g26_an_engine_that_gives_up_amid_the_answer_is_an_error_and_no_finish_reason(
     start: Start, upstream_of: UpstreamOf, reason: str
@@ -194,6 +201,7 @@ async def test_g26_an_engine_that_gives_up_amid_the_answer_is_an_error_and_no_fi
     assert whole_failed.value.status_code == 502
 
 
+@pytest.mark.replay("G26")
 @pytest.mark.parametrize(
     "told",
     [

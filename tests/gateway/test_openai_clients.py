@@ -86,6 +86,7 @@ async def test_a_stream_has_exactly_the_shape_of_the_reference(start: Start) -> 
     assert not any("usage" in event for event in (first, *pieces, last))
 
 
+@pytest.mark.replay("G14")
 async def test_g14_usage_comes_last_without_choices_and_is_null_before(start: Start) -> None:
     gateway = await start(fake_model(tokens=2))
     *events, done = await gateway.events(stream_options={"include_usage": True})

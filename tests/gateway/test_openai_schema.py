@@ -186,6 +186,7 @@ async def test_errors(start: Start, path: str, body: Any, status: int) -> None:
     openai_schema.check("ErrorResponse", answer)
 
 
+@pytest.mark.replay("G17")
 async def test_errors_of_the_engine_before_and_amid_the_answer(start: Start) -> None:
     _, answer, _ = await (await start(fake_model(fail_rate=1))).chat()
     openai_schema.check("ErrorResponse", answer)

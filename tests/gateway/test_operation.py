@@ -25,6 +25,7 @@ UpstreamOf = Callable[[Script], Awaitable[Upstream]]
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.replay("G38")
 async def test_metrics_have_labels_from_the_configuration_only(start: Start) -> None:
     gateway = await start(fake_model(tokens=4))
     await gateway.chat()
@@ -98,6 +99,7 @@ def formatted(formatter: logging.Formatter, event: str, **fields: object) -> str
     return sink.getvalue()
 
 
+@pytest.mark.replay("A43")
 @pytest.mark.parametrize("formatter", [JSONLines(), TextLines()])
 def test_a43_text_from_outside_cannot_forge_a_log_line(formatter: logging.Formatter) -> None:
     hostile = 'x\n2026 ERROR forged\r\x1b[31m %(x)s "${jndi:}" \u202e'

@@ -220,6 +220,7 @@ async def test_reasoning_is_an_item_before_the_text(start: Start, upstream_of: U
     assert [turn["content"] for turn in sent(upstream, 3)["messages"]] == ["Hi", "Done.", "?"]
 
 
+@pytest.mark.replay("G20")
 async def test_g20_parallel_calls_whose_arguments_interleave_stay_apart(start: Start, upstream_of: UpstreamOf) -> None:
     upstream = await upstream_of(lambda reply: calls(reply, "Rome", "Oslo", "Bern"))
     gateway = await start(model(upstream.replica()))
@@ -473,6 +474,7 @@ async def reports_an_error(reply: Reply) -> None:
     await reply.end()
 
 
+@pytest.mark.replay("G23")
 @pytest.mark.parametrize("script", [cut, ends_early, reports_an_error])
 async def test_g23_a_late_failure_never_looks_like_success(
     start: Start, upstream_of: UpstreamOf, script: Script
@@ -527,7 +529,7 @@ async def ask_and_leave(
     writer.close()
 
 
-@pytest.mark.replay("W14")
+@pytest.mark.replay("W14", "G03")
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_g03_a_client_that_leaves_stops_the_engine(
     start: Start, upstream_of: UpstreamOf, is_stream: bool
@@ -551,6 +553,7 @@ async def test_g03_a_client_that_leaves_stops_the_engine(
     assert gateway.fleet.replicas[0].in_flight == 0
 
 
+@pytest.mark.replay("G04")
 async def test_g04_places_are_free_after_aborted_and_after_completed_responses(
     start: Start, upstream_of: UpstreamOf
 ) -> None:

@@ -79,7 +79,7 @@ async def not_json(reply: Reply) -> None:
 BROKEN = [cut_chunked, clean_eof_without_finish, rst, rst_inside_an_event, error_event, error_event_then_done, not_json]
 
 
-@pytest.mark.replay("W08")
+@pytest.mark.replay("W08", "G23")
 @pytest.mark.parametrize("script", BROKEN)
 async def test_g23_a_stream_that_breaks_ends_in_one_error_and_no_done(
     start: Start, upstream_of: UpstreamOf, script: Script
@@ -116,6 +116,7 @@ async def test_the_official_client_raises_on_a_broken_stream(
     assert "".join(text) == "ab"
 
 
+@pytest.mark.replay("G16")
 async def test_g16_done_inside_the_text_does_not_end_the_stream(start: Start, upstream_of: UpstreamOf) -> None:
     text = "before\n\ndata: [DONE]\n\nafter"
 
@@ -166,7 +167,7 @@ def usage_script(when: str) -> Script:
     return script
 
 
-@pytest.mark.replay("W17")
+@pytest.mark.replay("W17", "G15")
 @pytest.mark.parametrize("when", ["at the end", "every event"])
 async def test_g15_usage_is_counted_always_and_shown_only_to_who_asked(
     start: Start, upstream_of: UpstreamOf, when: str
@@ -293,6 +294,7 @@ async def test_tool_calls_reasoning_and_logprobs_survive_in_both_modes(start: St
     assert [e["logprobs"] for e in events if e["logprobs"]] == probs
 
 
+@pytest.mark.replay("A34")
 @pytest.mark.parametrize(
     "calls", [[{"index": "0"}], [{"function": "f"}], [{"function": {"arguments": {}}}], {"index": 0}, [1], "f"]
 )
@@ -303,6 +305,7 @@ async def test_a34_tool_calls_that_make_no_sense_are_the_engines_fault(start: St
     assert (status, body["error"]["code"]) == (502, "engine_protocol_error")
 
 
+@pytest.mark.replay("A34")
 @pytest.mark.parametrize("logprobs", [{"content": 5}, {"content": "x"}, {"content": None, "refusal": None}, [1], 7])
 async def test_a34_logprobs_that_make_no_sense_do_not_spoil_the_answer(start: Start, logprobs: object) -> None:
     script = [Chunk(text="a", logprobs=_raw(logprobs)), Chunk(finish_reason="stop"), Chunk(usage=Usage(1, 1))]

@@ -205,7 +205,7 @@ async def test_a_presence_penalty_is_refused_where_the_engine_would_mistake_it(s
 # ------------------------------ errors
 
 
-@pytest.mark.replay("W07")
+@pytest.mark.replay("W07", "G17")
 async def test_an_error_under_status_200_reaches_the_official_client_as_its_exception(
     start: Start, tgi: TGITwin
 ) -> None:

@@ -185,6 +185,7 @@ def test_a_stale_hit_is_refused() -> None:
         pool.allocate(0, cached=hits)
 
 
+@pytest.mark.replay("A47")
 def test_equal_hashes_of_different_tokens_are_no_hit() -> None:
     """Should a hash ever collide, tokens decide."""
     pool = BlockPool(2, 4)
@@ -226,10 +227,12 @@ def test_a_block_is_known_by_all_that_comes_before_it() -> None:
     assert chain_of([1, 2, 3, 4, 9, 9, 9, 9])[1] != chain_of([5, 6, 7, 8, 9, 9, 9, 9])[1]
 
 
+@pytest.mark.replay("A47")
 def test_tokens_that_a_rolling_hash_confuses_are_told_apart() -> None:
     assert chain_of([100, 200, 5, 6]) != chain_of([131, 199, 5, 6])
 
 
+@pytest.mark.replay("A46")
 def test_a_salt_equal_to_another_kind_of_key_does_not_open_its_cache() -> None:
     keys = [
         (),

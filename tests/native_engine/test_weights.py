@@ -240,6 +240,7 @@ def whole_gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return write_gguf(path, config, random_weights(config), tokenizer=tokenizer).read_bytes()
 
 
+@pytest.mark.replay("A49")
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_model_file_is_refused_in_words_or_runs_and_never_crashes_the_loader(

@@ -9,11 +9,13 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
 from aiohttp import web
 
+from gateway.app import create_app
 from gateway.config import ConfigError, parse_config
 from gateway.tenants.auth import NEEDS_KEY, Access, check_exposure, declared_access, is_loopback
 from gateway.tenants.keys import KeyStore, NewKey, digest
@@ -28,6 +30,7 @@ FORMS = {
     "two that agree": lambda secret: {"Authorization": f"Bearer {secret}", "x-api-key": secret},
 }
 VALID = ("user", "admin")
+ROLES = (*VALID, "revoked", "expired", "rotated", "wrong")
 
 
 class Route(NamedTuple):
@@ -48,7 +51,7 @@ def routes_of(app: web.Application) -> Iterator[Route]:
 
 
 def secrets_of(home: Path) -> dict[str, str]:
-    """A key for each role, and some that are worth nothing."""
+    """A key for each of `ROLES`: two that are valid, and some that are worth nothing."""
     store = KeyStore(home)
     made = {
         "user": store.create(NewKey(name="user")),
@@ -61,6 +64,23 @@ def secrets_of(home: Path) -> dict[str, str]:
     store.revoke("revoked")
     store.rotate("rotated")
     return made
+
+
+class MatrixSize(NamedTuple):
+    routes: int
+    roles: int
+    forms: int
+
+    @property
+    def cases(self) -> int:
+        return self.routes * (1 + self.roles * self.forms)  # 1: no header
+
+
+def matrix_size() -> MatrixSize:
+    """How many requests the matrix of this gateway's routes makes. Nothing is started."""
+    with TemporaryDirectory() as home:
+        app = create_app(parse_config({"models": [fake_model()]}), home=Path(home))
+    return MatrixSize(len(list(routes_of(app))), len(ROLES), len(FORMS))
 
 
 def expected(route: Route, role: str) -> set[int]:
@@ -81,6 +101,7 @@ async def status_of(gateway: Gateway, route: Route, headers: dict[str, str]) -> 
 
 async def test_every_route_asks_every_role_for_the_right_key_in_every_form(start: Start, tmp_path: Path) -> None:
     made = secrets_of(tmp_path)
+    assert tuple(made) == ROLES
     gateway = await start(fake_model())
     routes = list(routes_of(gateway.app))
     assert {route.access for route in routes} == set(Access)
@@ -91,6 +112,7 @@ async def test_every_route_asks_every_role_for_the_right_key_in_every_form(start
         for role, secret in made.items()
         for form, headers_of in FORMS.items()
     ]
+    assert len(asked) == matrix_size().cases
     faults = [
         f"{route.name} as {role} by {form}: {status}"
         for route, role, form, headers in asked
@@ -179,6 +201,7 @@ def without_request_id(answer: bytes) -> bytes:
     return re.sub(rb"(x-request-id|Date): [^\r]+", rb"\1", answer)
 
 
+@pytest.mark.replay("A35")
 async def test_a35_whatever_is_wrong_with_a_key_the_answer_is_the_same_401(start: Start, tmp_path: Path) -> None:
     made = secrets_of(tmp_path)
     gateway = await start(fake_model())
@@ -195,6 +218,7 @@ async def test_a35_whatever_is_wrong_with_a_key_the_answer_is_the_same_401(start
     assert (error["code"], error["message"]) == ("invalid_api_key", NEEDS_KEY)
 
 
+@pytest.mark.replay("A35")
 @pytest.mark.parametrize(
     "lines",
     [
@@ -221,6 +245,7 @@ async def test_a35_a_header_that_comes_twice_or_is_malformed_lets_nobody_in(
     assert b'"object":"list"' not in answer
 
 
+@pytest.mark.replay("A37", "G42")
 async def test_a37_g42_the_stored_hash_is_no_key(start: Start, tmp_path: Path) -> None:
     secret = KeyStore(tmp_path).create(NewKey(name="a", role="admin"))
     gateway = await start(fake_model())
@@ -238,6 +263,7 @@ def wal_of(home: Path) -> bytes:
     return wal.read_bytes() if wal.exists() else b""
 
 
+@pytest.mark.replay("G42")
 async def test_g42_keys_with_the_same_first_20_characters_stay_apart(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +279,7 @@ async def test_g42_keys_with_the_same_first_20_characters_stay_apart(
                 assert [each["id"] for each in (await response.json())["data"]] == [name]
 
 
+@pytest.mark.replay("A39")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -282,6 +309,7 @@ async def test_a39_what_a_caller_writes_about_himself_changes_nothing(
     assert store.all() == before
 
 
+@pytest.mark.replay("G41", "A05", "A41")
 @pytest.mark.parametrize("host", ["x", "127.0.0.1", "x/health?", "x#/health", "localhost:8080@x", "..", "health"])
 @pytest.mark.parametrize(
     "target",
@@ -455,6 +483,7 @@ async def test_a_gateway_in_front_of_another_shows_it_a_key_of_its_own(
         assert "gg-" not in str(body)
 
 
+@pytest.mark.replay("A38")
 async def test_a38_a_response_is_there_for_the_key_that_asked_for_it_and_for_no_other(
     start: Start, tmp_path: Path
 ) -> None:

@@ -210,6 +210,7 @@ async def test_200_callers_at_once_never_have_more_open_than_allowed(start: Star
     assert (await ask(gateway, headers))[0] == 200
 
 
+@pytest.mark.replay("G04")
 async def test_g04_clients_that_leave_and_answers_that_end_free_their_places_at_once(
     start: Start, tmp_path: Path, upstream_of: UpstreamOf
 ) -> None:
@@ -255,6 +256,7 @@ async def test_tokens_are_reserved_then_charged_as_the_engine_counted_them(start
     assert quotas.used(key).tokens == spent > 0
 
 
+@pytest.mark.replay("G40")
 async def test_a_minute_of_tokens_refuses_what_does_not_fit_and_says_when_it_will(start: Start, tmp_path: Path) -> None:
     headers = key_in(tmp_path, tokens_per_min=600)
     gateway = await start(fake_model(tokens=5, ttft_ms=500))
@@ -286,6 +288,7 @@ async def test_a_failed_request_and_a_refused_one_cost_no_tokens(
     assert (used.tokens, used.in_flight, used.requests) == (0, 0, 3)  # the engine's failures were requests
 
 
+@pytest.mark.replay("A42")
 async def test_a42_a_client_that_leaves_before_the_end_pays_for_what_it_got(start: Start, tmp_path: Path) -> None:
     headers = key_in(tmp_path, tokens_per_min=100_000)
     gateway = await start(fake_model(tokens=500, itl_ms=5))
@@ -414,6 +417,7 @@ def test_processes_that_share_a_ledger_lose_no_request_and_let_none_in_twice() -
     assert quotas.used(key).in_flight == 0
 
 
+@pytest.mark.replay("G34")
 @pytest.mark.slow
 async def test_g34_four_workers_let_in_what_one_would(tmp_path: Path) -> None:
     slow = {"engine": "fake", "options": {"ttft_ms": 3_000, "itl_ms": 0, "tokens": 2}}

@@ -1,0 +1,34 @@
+"""Every fault that was reported has a test that replays it, or a reason why not; and the page says which."""
+
+from __future__ import annotations
+
+import re
+
+from tests import wire_faults
+from tests.reliability import ATTACKS, FAULTS, page
+from tests.replays import ROOT, replays
+
+KNOWN = {**FAULTS, **ATTACKS}
+
+
+def test_every_fault_is_replayed_or_open_for_a_reason() -> None:
+    replayed = {replay.fault for replay in replays()}
+    assert replayed <= {*KNOWN, *wire_faults.FAULTS}, "a mark names a fault that is in no table"
+    assert {number for number, fault in KNOWN.items() if not fault.open} == replayed - set(wire_faults.FAULTS)
+
+
+def test_a_test_that_is_named_after_a_fault_is_marked_with_it() -> None:
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        marked = {(replay.test, replay.fault) for replay in replays() if ROOT / replay.file == path}
+        for name, fault in _named_in(path.read_text()):
+            assert (name, fault) in marked, f'{path}: mark {name} with @pytest.mark.replay("{fault}")'
+
+
+def _named_in(source: str) -> list[tuple[str, str]]:
+    names = re.findall(r"def (test_\w+)\(", source)
+    return [(name, fault.upper()) for name in names for fault in re.findall(r"(?<=_)([ag]\d\d)(?=_)", name)]
+
+
+def test_the_page_lists_the_tests_that_are_marked() -> None:
+    told = (ROOT / "docs/reliability.md").read_text()
+    assert told == page(), "run: python -m tests.reliability > docs/reliability.md"
