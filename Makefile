@@ -32,8 +32,9 @@ live: $(VENV)/.installed-dev  ## probe every engine installed here, through its 
 	@GOODGATE_LIVE=all GOODGATE_LIVE_REPORTS=runs/live $(BIN)/python -m pytest -q -s tests/live $(PYTEST_ARGS)
 	@$(BIN)/python scripts/engine_matrix.py --live runs/live
 
-matrix: $(VENV)/.installed-dev  ## write what the adapters declare into docs/engine-matrix.md
+matrix: $(VENV)/.installed-dev  ## write docs/engine-matrix.md and docs/metrics.md from what the code declares
 	@$(BIN)/python scripts/engine_matrix.py
+	@$(BIN)/python scripts/metrics_page.py
 
 serve: $(VENV)/.installed  ## serve the default model on 127.0.0.1:8080
 	@$(BIN)/goodgate models pull

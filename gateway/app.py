@@ -46,7 +46,9 @@ def create_app(
     fleet = Fleet(config, find_adapter=find_adapter, home=home)
     metrics = Metrics(fleet)
     if config.evidence is not None:
-        metrics.registry.register(ProvenGoodput(Path(config.evidence).expanduser(), fleet))
+        proven = ProvenGoodput(Path(config.evidence).expanduser(), fleet)
+        metrics.watch("goodgate_goodput_proven_rps", proven.rates)
+        metrics.watch("goodgate_evidence_timestamp_seconds", proven.measured)
     dispatcher = Dispatcher(fleet, metrics, max_in_flight=config.server.max_in_flight, quotas=quotas)
     store = store_of(config.responses, home)
 

@@ -247,7 +247,8 @@ class Dispatcher:
         async with self._attempt(replica, trace) as attempt, aclosing(chunks):
             first = await self._first_chunk(chunks, replica, trace, attempt)
             rest = chunks if request.is_stream else await _read_whole(first, chunks, request.num_choices, trace)
-            answer = Answer(replica.model, first, rest, partial(self._account, replica, trace))
+            attempt.num_choices = request.num_choices
+            answer = Answer(replica.model, first, rest, partial(self._account, replica, trace, attempt))
             try:
                 yield answer
             finally:
@@ -256,9 +257,9 @@ class Dispatcher:
 
     @asynccontextmanager
     async def _ask_one(self, trace: Trace, question: Question[T], replica: Replica) -> AsyncIterator[T]:
-        async with self._attempt(replica, trace):
+        async with self._attempt(replica, trace) as attempt:
             answer = await question.ask(_adapter(replica))
-            self._account(replica, trace, Usage(question.num_tokens(answer), 0))
+            self._account(replica, trace, attempt, Usage(question.num_tokens(answer), 0))
             yield answer
 
     @asynccontextmanager
@@ -281,7 +282,7 @@ class Dispatcher:
                 raise
             finally:
                 attempt.ended = time.perf_counter()
-                self._metrics.attempted(replica, attempt.outcome)
+                self._metrics.attempted(replica, attempt)
 
     async def _first_chunk(
         self, chunks: AsyncGenerator[Chunk, None], replica: Replica, trace: Trace, attempt: Attempt
@@ -296,9 +297,12 @@ class Dispatcher:
             self._metrics.first_token(replica, trace.ttft_s)
         return first
 
-    def _account(self, replica: Replica, trace: Trace, usage: Usage) -> None:
+    def _account(self, replica: Replica, trace: Trace, attempt: Attempt, usage: Usage) -> None:
+        attempt.completion_tokens += usage.completion_tokens
         trace.prompt_tokens += usage.prompt_tokens
         trace.completion_tokens += usage.completion_tokens
+        if usage.cached_tokens is not None:
+            trace.cached_tokens = (trace.cached_tokens or 0) + usage.cached_tokens
         self._metrics.tokens(replica, usage)
 
     def _note_failure(self, replica: Replica, trace: Trace, error: GoodgateError) -> None:

@@ -1,6 +1,7 @@
 """What a race has proven that each replica carries, from the arena's evidence.json, for Prometheus.
 
-    registry.register(ProvenGoodput(Path("evidence.json"), fleet))      # goodgate_goodput_proven_rps
+    proven = ProvenGoodput(Path("evidence.json"), fleet)
+    metrics.watch("goodgate_goodput_proven_rps", proven.rates)
 
 The file is looked at when the metrics are scraped, and read again when it has changed. Serving never depends on it: a
 file that is missing, broken or edited by hand leaves the gauges out, and one line in the log says why. An entry belongs
@@ -17,11 +18,10 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from gateway.fleet import Fleet, Replica
 from gateway.records import logs
+from gateway.records.metrics import Values
 
 FORMAT = "goodgate-evidence/1"
 MAX_BYTES = 4 << 20
@@ -80,7 +80,9 @@ def entry_of(replica: Replica, names: frozenset[str], entries: tuple[Entry, ...]
     return None
 
 
-class ProvenGoodput(Collector):
+class ProvenGoodput:
+    """What the file proves, as of now, in the form in which metrics are read."""
+
     def __init__(self, path: Path, fleet: Fleet) -> None:
         self._path = path
         self._fleet = fleet
@@ -89,19 +91,18 @@ class ProvenGoodput(Collector):
         self._evidence: Evidence | None = None
         self._complaint = ""
 
-    def describe(self) -> Iterator[GaugeMetricFamily]:
-        """The names, for the registry, which would otherwise read the file to learn them."""
-        return iter(_families())
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def rates(self) -> Iterator[tuple[Values, float]]:
+        """Requests a second of each replica that the race speaks of."""
         self._refresh()
-        goodput, measured = _families()
         if self._evidence is not None:
-            measured.add_metric((), self._evidence.measured_utc.timestamp())
             for replica, rate_rps in self._rates(self._evidence):
-                goodput.add_metric((replica.model, replica.engine, replica.name), rate_rps)
-        yield goodput
-        yield measured
+                yield (replica.model, replica.engine, replica.name), rate_rps
+
+    def measured(self) -> Iterator[tuple[Values, float]]:
+        """When the race began, in seconds since 1970."""
+        self._refresh()
+        if self._evidence is not None:
+            yield (), self._evidence.measured_utc.timestamp()
 
     def _rates(self, evidence: Evidence) -> Iterator[tuple[Replica, float]]:
         for replica in self._fleet.replicas:
@@ -135,17 +136,6 @@ class ProvenGoodput(Collector):
         if complaint != self._complaint:
             logs.warning(_log, "no proven goodput", file=str(self._path), reason=complaint)
         self._complaint = complaint
-
-
-def _families() -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
-    return (
-        GaugeMetricFamily(
-            "goodgate_goodput_proven_rps",
-            "Requests a second that a race has proven one such replica to carry within its latency limits.",
-            labels=("model", "engine", "replica"),
-        ),
-        GaugeMetricFamily("goodgate_evidence_timestamp_seconds", "When the race behind the proven goodput began."),
-    )
 
 
 def _digest(document: dict[str, Any]) -> str:

@@ -1,25 +1,36 @@
-"""What the gateway counts, for Prometheus. Labels come from the configuration only, so their number is bounded.
+"""What the gateway counts, for Prometheus: collectors made out of the table in `metric_table`, and nothing beside it.
 
-A model that clients ask for and nobody serves is counted as "other": a label must never hold what a client chose.
+    metrics = Metrics(fleet)
+    metrics.add("goodgate_requests", "m", "/v1/models", "200")                # + 1
+    metrics.add("goodgate_prompt_tokens", "m", "vllm", "vllm-0", by=17)
+    metrics.observe("goodgate_wait_seconds", 0.002, "m")
+    metrics.watch("goodgate_in_flight", lambda: [(("m", "vllm", "vllm-0"), 3)])   # read when it is scraped
+    metrics.render()
+
+Label values come in the order of the metric's row. Each is held to its label's cap, so series stay bounded whatever
+clients and engines send. Counting costs about a microsecond: a series once made is found by one look in a dictionary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from typing import Any, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from adapters.types import Usage
 from gateway.fleet import Fleet, Replica
-from gateway.records.trace import Trace
+from gateway.records.metric_table import LABELS, MAX_SERIES, METRICS, OTHER, Label, Metric
+from gateway.records.trace import Attempt, Trace
 
-OTHER = "other"
+ANONYMOUS = "anonymous"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-_REPLICA = ("model", "engine", "replica")
+
+Values: TypeAlias = tuple[str, ...]
+Read: TypeAlias = Callable[[], Iterable[tuple[Values, float]]]
 
 
 class Metrics:
@@ -27,86 +38,152 @@ class Metrics:
 
     def __init__(self, fleet: Fleet) -> None:
         self.registry = CollectorRegistry()
-        self._models = frozenset(fleet.models)
-        self._requests = Counter(
-            "goodgate_requests", "Requests answered.", ("model", "route", "status"), registry=self.registry
-        )
-        self._errors = Counter("goodgate_errors", "Requests that failed.", ("model", "code"), registry=self.registry)
-        self._attempts = Counter(
-            "goodgate_attempts", "Tries on one replica.", (*_REPLICA, "outcome"), registry=self.registry
-        )
-        self._first_token = Histogram(
-            "goodgate_time_to_first_token_seconds",
-            "From the request to the first chunk of the attempt that answered.",
-            _REPLICA,
-            buckets=LATENCY_BUCKETS_S,
-            registry=self.registry,
-        )
-        self._duration = Histogram(
-            "goodgate_request_duration_seconds",
-            "From the request to the end of its answer.",
-            ("model", "route"),
-            buckets=LATENCY_BUCKETS_S,
-            registry=self.registry,
-        )
-        self._prompt_tokens = Counter("goodgate_prompt_tokens", "Tokens read.", _REPLICA, registry=self.registry)
-        self._completion_tokens = Counter(
-            "goodgate_completion_tokens", "Tokens written.", _REPLICA, registry=self.registry
-        )
-        self._watch(fleet)
+        bounds = {name: Bounded(label) for name, label in LABELS.items()}
+        self._families = {metric.name: _Family(metric, bounds) for metric in METRICS}
+        for family in self._families.values():
+            self.registry.register(family)
+        self._watch_fleet(fleet)
 
-    def _watch(self, fleet: Fleet) -> None:
-        """Gauges that read the fleet when they are scraped: no second copy of a count, so no drift."""
-        in_flight = Gauge("goodgate_in_flight", "Open generations.", _REPLICA, registry=self.registry)
-        ready = Gauge("goodgate_replica_ready", "1 if the replica can serve.", _REPLICA, registry=self.registry)
-        for replica in fleet.replicas:
-            labels = _labels(replica)
-            in_flight.labels(*labels).set_function(partial(_in_flight, replica))
-            ready.labels(*labels).set_function(partial(_is_ready, replica))
-        self.registry.register(_Restarts(fleet))
+    def add(self, name: str, *values: str, by: float = 1) -> None:
+        """Count on a counter."""
+        self._families[name].series(values).inc(by)
 
-    def answered(self, trace: Trace) -> None:
-        model = trace.model if trace.model in self._models else OTHER
-        self._requests.labels(model, trace.route, str(trace.status)).inc()
-        self._duration.labels(model, trace.route).observe(trace.elapsed_s)
-        if trace.code:
-            self._errors.labels(model, trace.code).inc()
+    def observe(self, name: str, value: float, *values: str) -> None:
+        """One more observation for a histogram."""
+        self._families[name].series(values).observe(value)
 
-    def attempted(self, replica: Replica, outcome: str) -> None:
-        self._attempts.labels(*_labels(replica), outcome).inc()
-
-    def first_token(self, replica: Replica, elapsed_s: float) -> None:
-        self._first_token.labels(*_labels(replica)).observe(elapsed_s)
-
-    def tokens(self, replica: Replica, usage: Usage) -> None:
-        self._prompt_tokens.labels(*_labels(replica)).inc(usage.prompt_tokens)
-        self._completion_tokens.labels(*_labels(replica)).inc(usage.completion_tokens)
+    def watch(self, name: str, read: Read) -> None:
+        """Have a gauge or a counter read when it is scraped: no second copy of a count, so no drift."""
+        self._families[name].read = read
 
     def render(self) -> bytes:
+        """Everything, as Prometheus' text."""
         return generate_latest(self.registry)
 
+    # ---------------------------------------------------------------------------------------- what is counted, and when
 
-class _Restarts(Collector):
-    """A counter that reads the fleet when it is scraped, for the replicas that the gateway launches."""
+    def answered(self, trace: Trace) -> None:
+        model = trace.model or OTHER
+        self.add("goodgate_requests", model, trace.route, str(trace.status))
+        self.observe("goodgate_request_duration_seconds", trace.elapsed_s, model, trace.route)
+        if trace.code:
+            self.add("goodgate_errors", model, trace.code)
+        if trace.attempts:
+            self.observe("goodgate_wait_seconds", trace.attempts[0].started - trace.started, model)
+        if trace.prompt_tokens or trace.completion_tokens:
+            self._spent(trace)
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._launched = [replica for replica in fleet.replicas if replica.config.launch]
+    def _spent(self, trace: Trace) -> None:
+        tenant = ANONYMOUS if trace.caller is None else trace.caller.tenant
+        self.add("goodgate_tenant_tokens", tenant, trace.model, "prompt", by=trace.prompt_tokens)
+        self.add("goodgate_tenant_tokens", tenant, trace.model, "completion", by=trace.completion_tokens)
+        if trace.cached_tokens is not None:
+            computed = max(trace.prompt_tokens - trace.cached_tokens, 0)
+            self.add("goodgate_prefix_tokens", tenant, trace.model, "hit", by=trace.cached_tokens)
+            self.add("goodgate_prefix_tokens", tenant, trace.model, "miss", by=computed)
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        restarts = CounterMetricFamily(
-            "goodgate_replica_restarts", "Ends of a launched engine after which it was started again.", labels=_REPLICA
-        )
-        for replica in self._launched:
-            restarts.add_metric(_labels(replica), replica.num_restarts)
-        yield restarts
+    def attempted(self, replica: Replica, attempt: Attempt) -> None:
+        labels = _labels(replica)
+        self.add("goodgate_attempts", *labels, attempt.outcome)
+        if attempt.token_time_s is not None:
+            self.observe("goodgate_time_per_output_token_seconds", attempt.token_time_s, *labels)
+
+    def first_token(self, replica: Replica, elapsed_s: float) -> None:
+        self.observe("goodgate_time_to_first_token_seconds", elapsed_s, *_labels(replica))
+
+    def tokens(self, replica: Replica, usage: Usage) -> None:
+        labels = _labels(replica)
+        self.add("goodgate_prompt_tokens", *labels, by=usage.prompt_tokens)
+        self.add("goodgate_completion_tokens", *labels, by=usage.completion_tokens)
+        if usage.cached_tokens is not None:
+            self.add("goodgate_cached_prompt_tokens", *labels, by=usage.cached_tokens)
+
+    def _watch_fleet(self, fleet: Fleet) -> None:
+        for name, read in {
+            "goodgate_in_flight": lambda replica: replica.in_flight,
+            "goodgate_replica_ready": lambda replica: replica.is_ready,
+            "goodgate_replica_restarts": lambda replica: replica.num_restarts if replica.config.launch else None,
+            "goodgate_engine_running": lambda replica: replica.load.running,
+            "goodgate_engine_waiting": lambda replica: replica.load.waiting,
+            "goodgate_engine_kv_usage_ratio": lambda replica: replica.load.kv_usage,
+        }.items():
+            self.watch(name, partial(_of_replicas, fleet, read))
 
 
-def _in_flight(replica: Replica) -> float:
-    return replica.in_flight
+class Bounded:
+    """The values that a label has: the first ones, as many as it may have, and "other" for the rest."""
+
+    def __init__(self, label: Label) -> None:
+        self._cap = label.cap
+        self._known = {OTHER}
+
+    def __call__(self, value: str) -> str:
+        if value in self._known:
+            return value
+        if len(self._known) > self._cap:  # "other" is one more
+            return OTHER
+        self._known.add(value)
+        return value
 
 
-def _is_ready(replica: Replica) -> float:
-    return float(replica.is_ready)
+class _Family(Collector):
+    """One metric's series: counted as things happen, or read when they are scraped."""
+
+    def __init__(self, metric: Metric, bounds: Mapping[str, Bounded]) -> None:
+        self.read: Read | None = tuple if metric.kind == "gauge" else None  # gauges are always read, perhaps empty
+        self._metric = metric
+        self._bounds = [bounds[label] for label in metric.labels]
+        self._counted = _collector(metric)
+        self._series: dict[Values, Any] = {}
+
+    def series(self, values: Values) -> Any:
+        """The one series for these label values, or the one that stands for all those beyond the caps."""
+        found = self._series.get(values)
+        return found if found is not None else self._new_series(values)
+
+    def _new_series(self, values: Values) -> Any:
+        bounded = self._bounded(values)
+        if bounded not in self._series:
+            if len(self._series) >= MAX_SERIES:
+                bounded = (OTHER,) * len(bounded)
+            self._series[bounded] = self._counted.labels(*bounded) if bounded else self._counted
+        return self._series[bounded]
+
+    def _bounded(self, values: Values) -> Values:
+        return tuple(bound(value) for bound, value in zip(self._bounds, values, strict=True))
+
+    def collect(self) -> Iterator[Any]:
+        yield from self._counted.collect() if self.read is None else [self._readings(self.read)]
+
+    def _readings(self, read: Read) -> CounterMetricFamily | GaugeMetricFamily:
+        metric = self._metric
+        family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        readings = family(metric.name, metric.help, labels=metric.labels)
+        for values, value in read():
+            readings.add_metric(self._bounded(values), value)
+        return readings
+
+    def describe(self) -> Iterator[Any]:
+        """The names, for the registry, which would otherwise collect everything to learn them."""
+        return iter(self._counted.describe())
+
+
+def _collector(metric: Metric) -> Counter | Gauge | Histogram:
+    match metric.kind:
+        case "counter":
+            return Counter(metric.name, metric.help, metric.labels, registry=None)
+        case "gauge":
+            return Gauge(metric.name, metric.help, metric.labels, registry=None)
+        case "histogram":
+            return Histogram(metric.name, metric.help, metric.labels, buckets=metric.buckets, registry=None)
+
+
+def _of_replicas(fleet: Fleet, read: Callable[[Replica], float | None]) -> Iterator[tuple[Values, float]]:
+    """What each replica tells, where it does."""
+    for replica in fleet.replicas:
+        value = read(replica)
+        if value is not None:
+            yield _labels(replica), value
 
 
 def _labels(replica: Replica) -> tuple[str, str, str]:

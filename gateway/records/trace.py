@@ -22,6 +22,17 @@ class Attempt(Struct, kw_only=True):
     ended: float | None = None
     outcome: str = ""
     reason: str = ""  # the failure in words
+    num_choices: int = 1
+    completion_tokens: int = 0
+
+    @property
+    def token_time_s(self) -> float | None:
+        """Seconds for each output token after the first of each choice. None without a whole answer that has such
+        tokens; what a slow client made the engine wait is in it."""
+        num_more = self.completion_tokens - self.num_choices
+        if self.outcome != "ok" or self.ended is None or self.first_token is None or num_more <= 0:
+            return None
+        return (self.ended - self.first_token) * self.num_choices / num_more
 
 
 class Trace(Struct, kw_only=True):
@@ -42,6 +53,7 @@ class Trace(Struct, kw_only=True):
     ttft_s: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int | None = None
     num_pieces: int = 0  # of text that engines have given, for answers that end without a count of tokens
     limits: dict[str, str] = field(default_factory=dict)  # headers that tell the caller what is left to him
 

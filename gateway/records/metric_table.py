@@ -1,0 +1,152 @@
+"""Every metric of the gateway, in one table. What is not declared here cannot be counted.
+
+To add one, write its row below and count it where it happens:
+
+    Metric("goodgate_ledger_dropped", "counter", "Records that the ledger could not keep.", ("reason",))
+    metrics.add("goodgate_ledger_dropped", "disk_full")
+
+A label's name means the same in every metric, so `LABELS` says once where its values come from, and how many of them a
+gateway may have: whatever comes later is counted as "other". Nothing that a client, an engine or a key's name chooses
+can make a series too many. `scripts/metrics_page.py` writes docs/metrics.md out of this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+
+OTHER = "other"  # the value of a label that has too many, or that nobody has configured
+MAX_SERIES = 5000  # of one metric, whatever its labels: combinations beyond them are "other" in every label
+
+LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+TOKEN_TIME_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1)
+
+
+class Label(Struct, frozen=True):
+    """Where a label's values come from, and how many there may be."""
+
+    source: str
+    cap: int
+
+
+class Metric(Struct, frozen=True):
+    """One row. `name` is written without the ending `_total`, which Prometheus' text gives to counters. `buckets` are
+    a histogram's upper bounds, in the unit that the name ends with."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def exposed_name(self) -> str:
+        """The name to ask Prometheus for."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+
+LABELS: Mapping[str, Label] = {
+    "model": Label("the names of `models` in the configuration; `other` for any name that is not there", 1000),
+    "engine": Label("`engine` of the configured replicas", 100),
+    "replica": Label("the names of the configured replicas", 1000),
+    "route": Label("the patterns of the gateway's routes, and `unmatched`", 100),
+    "status": Label("the HTTP statuses of the gateway's answers; 499 where the client left first", 60),
+    "code": Label("the codes of the gateway's errors ([docs/api.md](api.md)); an engine's own never get here", 100),
+    "outcome": Label("`ok`, `cancelled`, or the code of the error that ended the attempt", 100),
+    "tenant": Label("the tenants of the API keys; `anonymous` where no key is asked for", 200),
+    "kind": Label("`prompt` or `completion`", 2),
+    "reuse": Label("`hit`: read from the engine's prefix cache; `miss`: computed", 2),
+}
+
+_REPLICA = ("model", "engine", "replica")
+
+METRICS: tuple[Metric, ...] = (
+    Metric("goodgate_requests", "counter", "Requests answered.", ("model", "route", "status")),
+    Metric("goodgate_errors", "counter", "Requests that failed.", ("model", "code")),
+    Metric(
+        "goodgate_request_duration_seconds",
+        "histogram",
+        "From the request to the end of its answer.",
+        ("model", "route"),
+        LATENCY_S,
+    ),
+    Metric(
+        "goodgate_wait_seconds",
+        "histogram",
+        "From the request to its first attempt: reading and checking it, and waiting for a replica.",
+        ("model",),
+        LATENCY_S,
+    ),
+    Metric("goodgate_attempts", "counter", "Tries on one replica.", (*_REPLICA, "outcome")),
+    Metric(
+        "goodgate_time_to_first_token_seconds",
+        "histogram",
+        "From the request to the first chunk of the attempt that answered.",
+        _REPLICA,
+        LATENCY_S,
+    ),
+    Metric(
+        "goodgate_time_per_output_token_seconds",
+        "histogram",
+        "Of whole answers, the time after the first chunk by the tokens after the first one of each choice.",
+        _REPLICA,
+        TOKEN_TIME_S,
+    ),
+    Metric("goodgate_prompt_tokens", "counter", "Tokens read.", _REPLICA),
+    Metric("goodgate_cached_prompt_tokens", "counter", "Of these, tokens read from a prefix cache.", _REPLICA),
+    Metric("goodgate_completion_tokens", "counter", "Tokens written.", _REPLICA),
+    Metric("goodgate_tenant_tokens", "counter", "Tokens read and written for a tenant.", ("tenant", "model", "kind")),
+    Metric(
+        "goodgate_prefix_tokens",
+        "counter",
+        "Prompt tokens of engines that tell how many came from their prefix cache.",
+        ("tenant", "model", "reuse"),
+    ),
+    Metric("goodgate_in_flight", "gauge", "Open generations.", _REPLICA),
+    Metric("goodgate_replica_ready", "gauge", "1 if the replica can serve.", _REPLICA),
+    Metric(
+        "goodgate_replica_restarts",
+        "counter",
+        "Ends of a launched engine after which it was started again.",
+        _REPLICA,
+    ),
+    Metric("goodgate_engine_running", "gauge", "Requests that the engine says it is working on.", _REPLICA),
+    Metric("goodgate_engine_waiting", "gauge", "Requests that the engine says wait in its queue.", _REPLICA),
+    Metric("goodgate_engine_kv_usage_ratio", "gauge", "Share of the engine's KV cache in use, by its word.", _REPLICA),
+    Metric(
+        "goodgate_goodput_proven_rps",
+        "gauge",
+        "Requests a second that a race has proven one such replica to carry within its latency limits.",
+        _REPLICA,
+    ),
+    Metric("goodgate_evidence_timestamp_seconds", "gauge", "When the race behind the proven goodput began."),
+)
+
+
+def as_markdown() -> str:
+    """The table and its labels, for docs/metrics.md."""
+    rows = [
+        f"| `{metric.exposed_name}` | {metric.kind} | {_labels(metric)} | {metric.help} |" for metric in METRICS
+    ]  # fmt: skip
+    labels = [f"| `{name}` | {label.cap} | {label.source} |" for name, label in LABELS.items()]
+    return "\n".join(
+        [
+            "| metric | kind | labels | what it counts |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+            "| label | values at most | where they come from |",
+            "|---|---|---|",
+            *labels,
+            "",
+            f'A value beyond a label\'s cap is counted as `"{OTHER}"`, and one metric has at most {MAX_SERIES} series.',
+        ]
+    )
+
+
+def _labels(metric: Metric) -> str:
+    return ", ".join(f"`{label}`" for label in metric.labels) or "-"
