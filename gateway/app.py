@@ -28,6 +28,7 @@ from gateway.response_store import ResponseStore, store_of
 from gateway.tenants.auth import authenticating
 from gateway.tenants.keys import KeyRing, KeyStore
 from gateway.tenants.quotas import Quotas
+from gateway.tenants.quotas_file import FileStore
 
 FLEET = web.AppKey("fleet", Fleet)
 DISPATCHER = web.AppKey("dispatcher", Dispatcher)
@@ -39,9 +40,8 @@ def create_app(
     *,
     home: Path,
     find_adapter: FindAdapter = registry.adapter_class,
-    quotas: Quotas | None = None,
 ) -> web.Application:
-    """`quotas` is shared by processes that serve together. Keys are known from the first request on."""
+    """Keys are known from the first request on."""
     ring = None if config.auth.required is False else KeyRing(KeyStore(home))
     fleet = Fleet(config, find_adapter=find_adapter, home=home)
     metrics = Metrics(fleet)
@@ -49,6 +49,7 @@ def create_app(
         proven = ProvenGoodput(Path(config.evidence).expanduser(), fleet)
         metrics.watch("goodgate_goodput_proven_rps", proven.rates)
         metrics.watch("goodgate_evidence_timestamp_seconds", proven.measured)
+    quotas = Quotas(FileStore(home))
     dispatcher = Dispatcher(fleet, metrics, max_in_flight=config.server.max_in_flight, quotas=quotas)
     store = store_of(config.responses, home)
 
@@ -74,11 +75,15 @@ def create_app(
         yield
         if store is not None:
             await store.close()
+        await quotas.store.close()
 
     async def running(_: web.Application) -> AsyncIterator[None]:
         fleet.start()
         probes = asyncio.create_task(health.watch(fleet, config.health), name="health probes")
-        watches = [probes] if ring is None else [probes, asyncio.create_task(ring.watch(), name="watches the keys")]
+        watches = [probes]
+        if ring is not None:
+            watches.append(asyncio.create_task(ring.watch(), name="watches the keys"))
+            watches.append(asyncio.create_task(quotas.store.tend(), name="tends the quotas"))
         yield
         for watch in watches:
             watch.cancel()

@@ -20,7 +20,6 @@ from adapters.errors import GoodgateError
 from gateway.config import Config, ConfigError, describe, load_config
 from gateway.tenants.auth import check_exposure
 from gateway.tenants.keys import KeyStore
-from gateway.tenants.quotas import Quotas
 
 DEFAULT_CONFIG = "configs/local.yaml"
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -113,7 +112,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def serve_process(config: Config, home: Path, share_port: bool, quotas: Quotas | None = None) -> None:
+def serve_process(config: Config, home: Path, share_port: bool) -> None:
     """One serving process, from its socket to the end of draining."""
     import uvloop
 
@@ -132,7 +131,7 @@ def serve_process(config: Config, home: Path, share_port: bool, quotas: Quotas |
         sys.stderr.flush()
 
     async def main() -> None:
-        application = create_app(config, home=home, quotas=quotas)
+        application = create_app(config, home=home)
         await serve_until_signal(application, config.server, sock, say_listening)
 
     try:
@@ -142,13 +141,13 @@ def serve_process(config: Config, home: Path, share_port: bool, quotas: Quotas |
         sock.close()
 
 
-def serve_as_worker(config: Config, home: Path, quotas: Quotas) -> None:
+def serve_as_worker(config: Config, home: Path) -> None:
     """The entry of one of several processes that share the port."""
     from gateway.workers import stop_with_parent
 
     stop_with_parent()
     try:
-        serve_process(config, home, share_port=True, quotas=quotas)
+        serve_process(config, home, share_port=True)
     except GoodgateError as error:
         print(error.message, file=sys.stderr, flush=True)
         sys.exit(1)
@@ -167,7 +166,7 @@ def _serve(config: Config, num_workers: int) -> None:
     if config.server.port == 0:
         raise ConfigError("Several workers need a fixed port: port 0 would give each worker its own.")
     listen(config.server.host, config.server.port).close()  # SO_REUSEPORT would join whatever else shares the port
-    arguments = (workers.share_of(config, num_workers), home, Quotas.shared())
+    arguments = (workers.share_of(config, num_workers), home)
     if not workers.run_workers(num_workers, serve_as_worker, arguments, config.server.drain_timeout_s):
         _fail("A worker ended on its own; its reason stands above, and the others were stopped.")
 

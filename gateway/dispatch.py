@@ -39,14 +39,15 @@ from gateway.fan_out import fan_out
 from gateway.fleet import Fleet, Replica, ServedModel, State
 from gateway.records import logs
 from gateway.records.metrics import Metrics
-from gateway.records.trace import Attempt, Trace, new_request_id
+from gateway.records.trace import CANCELLED, Attempt, Trace, new_request_id
 from gateway.routing import POLICIES, ReplicaView
 from gateway.tenants import cost
-from gateway.tenants.cost import Cost
+from gateway.tenants.accounts import Claim
+from gateway.tenants.budgets import Amount, microseconds
+from gateway.tenants.cost import Cost, EngineSeconds
 from gateway.tenants.quotas import Quotas
 
 NOT_READY_RETRY_AFTER_S = 2.0
-CANCELLED = "cancelled"
 
 _log = logs.logger("dispatch")
 
@@ -97,9 +98,10 @@ async def _given(chunk: Chunk) -> Chunk:
 
 
 class Dispatcher:
-    def __init__(self, fleet: Fleet, metrics: Metrics, *, max_in_flight: int, quotas: Quotas | None = None) -> None:
+    def __init__(self, fleet: Fleet, metrics: Metrics, *, max_in_flight: int, quotas: Quotas) -> None:
         self._fleet = fleet
-        self._quotas = quotas or Quotas()
+        self._quotas = quotas
+        self._engine_seconds = EngineSeconds()
         self._metrics = metrics
         self._max_in_flight = max_in_flight
         self.in_flight = 0
@@ -113,21 +115,24 @@ class Dispatcher:
         """Generate for one prompt or several; several become one answer whose choice index is prompt * n + k."""
         model = self._fleet.resolve(requests[0].model, trace.caller)
         trace.model = model.name
-        with self._admitted(len(requests)), self._within_limits(trace, [cost.of_generation(each) for each in requests]):
-            if len(requests) == 1:
-                async with self._generation(model, trace, requests[0]) as answer:
-                    yield answer
-            else:
-                opens = [partial(self._generation, model, trace, request) for request in requests]
-                async with fan_out(opens, requests[0].num_choices) as chunks:
-                    yield Answer(model.name, await anext(chunks), chunks, _counted_already)
+        costs = [cost.of_generation(each) for each in requests]
+        with self._admitted(len(requests)):
+            async with self._within_limits(trace, costs):
+                if len(requests) == 1:
+                    async with self._generation(model, trace, requests[0]) as answer:
+                        yield answer
+                else:
+                    opens = [partial(self._generation, model, trace, request) for request in requests]
+                    async with fan_out(opens, requests[0].num_choices) as chunks:
+                        yield Answer(model.name, await anext(chunks), chunks, _counted_already)
 
     async def ask(self, question: Question[T], name: str, trace: Trace) -> T:
         """The answer of one of the model's own replicas."""
         model = self._fleet.resolve(name, trace.caller)
         trace.model = model.name
-        with self._admitted(1), self._within_limits(trace, [Cost(question.expected_tokens, 0)]):
-            async with AsyncExitStack() as stack:
+        costs = [Cost(question.expected_tokens, 0)]
+        with self._admitted(1):
+            async with self._within_limits(trace, costs), AsyncExitStack() as stack:
                 replicas = self._route([model], question.check)
                 return await _first_to_answer(stack, replicas, partial(self._ask_one, trace, question))
 
@@ -176,17 +181,17 @@ class Dispatcher:
             self.in_flight -= num_wanted
             self._tasks.discard(task)
 
-    @contextmanager
-    def _within_limits(self, trace: Trace, costs: Sequence[Cost]) -> Iterator[None]:
-        """Holds the caller's share of his key's limits, and charges what was used in the end. A client that leaves
-        pays for what the engine has done for him, as far as that can be told."""
+    @asynccontextmanager
+    async def _within_limits(self, trace: Trace, costs: Sequence[Cost]) -> AsyncIterator[None]:
+        """Holds the caller's share of what his key and tenant may use, and charges what was used in the end. A client
+        that leaves pays for what the engine has done for him, as far as that can be told."""
         if trace.caller is None:
             yield
             return
-        expected = sum(each.prompt_tokens + each.completion_tokens for each in costs)
-        with self._quotas.reserved(
-            trace.caller, requests=len(costs), tokens=expected, tell=trace.limits.update
-        ) as reservation:
+        expected_s = len(costs) * self._engine_seconds.expected(trace.model)
+        expected = Amount(sum(each.prompt_tokens + each.completion_tokens for each in costs), microseconds(expected_s))
+        claim = Claim(len(costs), expected)
+        async with self._quotas.reserved(trace.caller, claim, tell=trace.limits.update) as reservation:
             is_whole = has_failed = False
             try:
                 yield
@@ -195,7 +200,11 @@ class Dispatcher:
                 has_failed = True
                 raise
             finally:
-                reservation.spent = cost.spent(costs, trace, is_whole=is_whole, has_failed=has_failed)
+                engine_s = cost.engine_s(trace)
+                tokens = cost.spent(costs, trace, is_whole=is_whole, has_failed=has_failed)
+                reservation.spent = Amount(tokens, microseconds(engine_s))
+                if is_whole:
+                    self._engine_seconds.learn(trace.model, engine_s / len(costs))
 
     @asynccontextmanager
     async def _generation(self, model: ServedModel, trace: Trace, request: GenerateRequest) -> AsyncIterator[Answer]:
@@ -267,7 +276,7 @@ class Dispatcher:
         """One try on one replica, open for as long as the block. Its outcome is counted once, whatever it is."""
         attempt = Attempt(model=replica.model, engine=replica.engine, replica=replica.name, outcome="ok")
         trace.attempts.append(attempt)
-        with self._fleet.generation(replica):
+        with self._fleet.generation(replica) as share:
             try:
                 yield attempt
             except GoodgateError as error:
@@ -282,6 +291,7 @@ class Dispatcher:
                 raise
             finally:
                 attempt.ended = time.perf_counter()
+                attempt.engine_s = share(attempt.ended)
                 self._metrics.attempted(replica, attempt)
 
     async def _first_chunk(

@@ -17,10 +17,11 @@ from __future__ import annotations
 import asyncio
 import difflib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from adapters.launching.restart import Policy
 from adapters.models.model_store import ModelMissing
 from adapters.wire.engine_client import launched_options
 from gateway.config import Config, FindAdapter, ModelConfig, ReplicaConfig, adapter_options
+from gateway.engine_time import EngineTime
 from gateway.records import logs
 from gateway.tenants.keys import Key
 
@@ -67,6 +69,7 @@ class Replica:
     has_started: bool = False  # it can be asked; while it is False only its start may say how it fares
     num_restarts: int = 0
     in_flight: int = 0
+    engine_time: EngineTime = field(default_factory=EngineTime)
     load: Load = field(default_factory=Load)
 
     @property
@@ -128,12 +131,15 @@ class Fleet:
         return [model for model in self.models.values() if model.is_for(caller)]
 
     @contextmanager
-    def generation(self, replica: Replica) -> Iterator[None]:
-        """Counts one open generation on the replica for as long as the block lasts."""
+    def generation(self, replica: Replica) -> Iterator[Callable[[float], float]]:
+        """Counts one open generation on the replica for as long as the block lasts. What it gives tells, at a time
+        within the block, the generation's share of the replica's time."""
         replica.in_flight += 1
+        mark = replica.engine_time.opened(time.perf_counter())
         try:
-            yield
+            yield partial(replica.engine_time.share, mark)
         finally:
+            replica.engine_time.closed(time.perf_counter())
             replica.in_flight -= 1
 
     def mark(self, replica: Replica, state: State, reason: str = "") -> None:

@@ -10,6 +10,8 @@ from msgspec import Struct, field
 
 from gateway.tenants.keys import Key
 
+CANCELLED = "cancelled"
+
 
 class Attempt(Struct, kw_only=True):
     """One try on one replica. `outcome` is "ok", "cancelled" or the code of what failed, and empty while it is open."""
@@ -22,6 +24,7 @@ class Attempt(Struct, kw_only=True):
     ended: float | None = None
     outcome: str = ""
     reason: str = ""  # the failure in words
+    engine_s: float = 0.0  # its share of the engine's time, once it has ended (see gateway/engine_time.py)
     num_choices: int = 1
     completion_tokens: int = 0
 

@@ -24,53 +24,71 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
 from adapters.errors import GoodgateError
 from gateway.records import logs
+from gateway.tenants.accounts import Account
+from gateway.tenants.budgets import NO_BUDGET, Budget
 from gateway.tenants.limits import NO_LIMITS, Limits
 
 PREFIX = "gg-"
 MAX_KEYS = 100_000  # ever created in one file: each has its record in the quotas
+MAX_LIMIT = 2**31 - 1
+MAX_BUDGET = 10**12  # in millionths still an integer of 64 bits
 WATCH_INTERVAL_S = 0.25
 BUSY_TIMEOUT_S = 5.0
-SCHEMA_VERSION = 1
 
 Role: TypeAlias = Literal["user", "admin"]
 
 _SECRET = re.compile(r"gg-[A-Za-z0-9_-]{43}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _PATTERN = re.compile(r"[^\s\x00-\x1f\x7f]{1,256}")
-_SCHEMA = f"""
-BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS keys (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    name TEXT NOT NULL,
-    tenant TEXT NOT NULL,
-    role TEXT NOT NULL CHECK (role IN ('user', 'admin')),
-    digest BLOB NOT NULL UNIQUE,
-    models TEXT NOT NULL,
-    requests_per_min INTEGER,
-    tokens_per_min INTEGER,
-    concurrent INTEGER,
-    created REAL NOT NULL,
-    expires REAL,
-    revoked REAL
-);
-CREATE UNIQUE INDEX IF NOT EXISTS one_live_key_a_name ON keys (name) WHERE revoked IS NULL;
-PRAGMA user_version = {SCHEMA_VERSION};
-COMMIT;
-"""
-_COLUMNS = (
-    "id, name, tenant, role, models, requests_per_min, tokens_per_min, concurrent, created, expires, revoked, digest"
+_MIGRATIONS = (  # what makes each version of the file of the one before
+    (
+        """CREATE TABLE keys (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            name TEXT NOT NULL,
+            tenant TEXT NOT NULL,
+            role TEXT NOT NULL CHECK (role IN ('user', 'admin')),
+            digest BLOB NOT NULL UNIQUE,
+            models TEXT NOT NULL,
+            requests_per_min INTEGER,
+            tokens_per_min INTEGER,
+            concurrent INTEGER,
+            created REAL NOT NULL,
+            expires REAL,
+            revoked REAL
+        )""",
+        "CREATE UNIQUE INDEX one_live_key_a_name ON keys (name) WHERE revoked IS NULL",
+    ),
+    (
+        "ALTER TABLE keys ADD COLUMN budget_tokens INTEGER",
+        "ALTER TABLE keys ADD COLUMN budget_gpu_seconds INTEGER",
+        "ALTER TABLE keys ADD COLUMN budget_per TEXT NOT NULL DEFAULT 'month'",
+        """CREATE TABLE tenants (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            name TEXT NOT NULL UNIQUE,
+            requests_per_min INTEGER,
+            tokens_per_min INTEGER,
+            concurrent INTEGER,
+            budget_tokens INTEGER,
+            budget_gpu_seconds INTEGER,
+            budget_per TEXT NOT NULL
+        )""",
+    ),
 )
+SCHEMA_VERSION = len(_MIGRATIONS)
+_BOUNDS = "requests_per_min, tokens_per_min, concurrent, budget_tokens, budget_gpu_seconds, budget_per"
+_COLUMNS = f"id, name, tenant, role, models, created, expires, revoked, digest, {_BOUNDS}"
 _log = logs.logger("keys")
 
 
@@ -89,6 +107,7 @@ class NewKey(Struct, frozen=True, kw_only=True):
     role: Role = "user"
     models: tuple[str, ...] = ("*",)
     limits: Limits = NO_LIMITS
+    budget: Budget = NO_BUDGET
     expires: float | None = None
 
 
@@ -98,6 +117,16 @@ class Key(NewKey, frozen=True, kw_only=True):
     id: int
     created: float = 0.0
     revoked: float | None = None
+    pool: Account | None = None  # what it shares with its tenant's other keys, where that is bounded
+
+    @property
+    def own(self) -> Account:
+        return Account(kind="key", id=self.id, name=self.name, limits=self.limits, budget=self.budget)
+
+    @property
+    def accounts(self) -> tuple[Account, ...]:
+        """Whose limits and budgets its requests have to meet."""
+        return tuple(each for each in (self.own, self.pool) if each is not None and each.is_bounded)
 
     @property
     def is_admin(self) -> bool:
@@ -122,13 +151,11 @@ class KeyStore:
         _check(key)
         secret = _new_secret()
         tenant = key.tenant or key.name
-        row = (
-            key.name, tenant, key.role, digest(secret), msgspec.json.encode(key.models).decode(),
-            key.limits.requests_per_min, key.limits.tokens_per_min, key.limits.concurrent, time.time(), key.expires,
-        )  # fmt: skip
+        models = msgspec.json.encode(key.models).decode()
+        row = (key.name, tenant, key.role, digest(secret), models, time.time(), key.expires, *_bounds(key))
         insert = (
-            "INSERT INTO keys (name, tenant, role, digest, models, requests_per_min, tokens_per_min, concurrent, "
-            "created, expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            f"INSERT INTO keys (name, tenant, role, digest, models, created, expires, {_BOUNDS}) "
+            f"VALUES ({', '.join('?' * len(row))})"
         )
         with self._writing() as connection:
             (num_keys,) = connection.execute("SELECT coalesce(max(id), 0) FROM keys").fetchone()
@@ -148,6 +175,27 @@ class KeyStore:
 
     def revoke(self, name: str) -> None:
         self._change(name, "UPDATE keys SET revoked = ? WHERE name = ? AND revoked IS NULL", (time.time(), name))
+
+    def bound(self, tenant: str, limits: Limits, budget: Budget) -> None:
+        """What all keys of a tenant may use together, in place of what was said before."""
+        shared = Account(kind="tenant", id=0, name=tenant, limits=limits, budget=budget)
+        _check_name(tenant)
+        _check_bounds(shared)
+        row = (tenant, *_bounds(shared))
+        changes = ", ".join(f"{column} = excluded.{column}" for column in _BOUNDS.split(", "))
+        with self._writing() as connection:
+            connection.execute(
+                f"INSERT INTO tenants (name, {_BOUNDS}) VALUES ({', '.join('?' * len(row))}) "
+                f"ON CONFLICT (name) DO UPDATE SET {changes}",
+                row,
+            )
+
+    def tenants(self) -> list[Account]:
+        """The tenants whose keys share something, by name."""
+        if not self.path.exists():
+            return []
+        with closing(self.connect()) as connection, self._explained():
+            return sorted(read_tenants(connection).values(), key=lambda tenant: tenant.name)
 
     def all(self) -> list[Key]:
         """All keys in the order of their making, revoked ones too."""
@@ -172,7 +220,7 @@ class KeyStore:
                     raise KeysError(f"{self.path} was written by a newer Goodgate; use that one.")
                 connection.execute("PRAGMA journal_mode = WAL")
                 if version < SCHEMA_VERSION:
-                    connection.executescript(_SCHEMA)
+                    _migrate(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -295,8 +343,9 @@ def digest(secret: str) -> bytes:
 
 
 def read_keys(connection: sqlite3.Connection) -> Iterator[tuple[bytes, Key]]:
+    tenants = read_tenants(connection)
     for row in connection.execute(f"SELECT {_COLUMNS} FROM keys ORDER BY id"):
-        number, name, tenant, role, models, requests, tokens, concurrent, created, expires, revoked, stored = row
+        number, name, tenant, role, models, created, expires, revoked, stored, *bounds = row
         yield (
             bytes(stored),
             Key(
@@ -305,12 +354,55 @@ def read_keys(connection: sqlite3.Connection) -> Iterator[tuple[bytes, Key]]:
                 tenant=tenant,
                 role=role,
                 models=msgspec.json.decode(models, type=tuple[str, ...]),
-                limits=Limits(requests_per_min=requests, tokens_per_min=tokens, concurrent=concurrent),
+                limits=_limits(bounds),
+                budget=_budget(bounds),
                 created=created,
                 expires=expires,
                 revoked=revoked,
+                pool=tenants.get(tenant),
             ),
         )
+
+
+def read_tenants(connection: sqlite3.Connection) -> dict[str, Account]:
+    return {
+        name: Account(kind="tenant", id=number, name=name, limits=_limits(bounds), budget=_budget(bounds))
+        for number, name, *bounds in connection.execute(f"SELECT id, name, {_BOUNDS} FROM tenants")
+    }
+
+
+def _limits(bounds: Sequence[Any]) -> Limits:
+    return Limits(requests_per_min=bounds[0], tokens_per_min=bounds[1], concurrent=bounds[2])
+
+
+def _budget(bounds: Sequence[Any]) -> Budget:
+    return Budget(tokens=bounds[3], gpu_seconds=bounds[4], per=bounds[5])
+
+
+def _bounds(bounded: NewKey | Account) -> tuple[int | str | None, ...]:
+    limits, budget = bounded.limits, bounded.budget
+    return (
+        limits.requests_per_min,
+        limits.tokens_per_min,
+        limits.concurrent,
+        budget.tokens,
+        budget.gpu_seconds,
+        budget.per,
+    )
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """To this version, from whichever the file has once nobody else writes."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        for statement in chain.from_iterable(_MIGRATIONS[version:]):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
 
 
 def _new_secret() -> str:
@@ -319,10 +411,22 @@ def _new_secret() -> str:
 
 def _check(key: NewKey) -> None:
     for name in (key.name, *([key.tenant] if key.tenant else [])):
-        if not _NAME.fullmatch(name):
-            raise KeysError(f"{name!r} is no name for a key or a tenant: use up to 64 letters, digits and . _ @ -")
+        _check_name(name)
     if not key.models or not all(map(_PATTERN.fullmatch, key.models)):
         raise KeysError("A key needs patterns of the models that it may use, without blanks; '*' is all of them.")
-    bounds = (key.limits.requests_per_min, key.limits.tokens_per_min, key.limits.concurrent)
-    if any(bound is not None and not 1 <= bound <= 2**31 - 1 for bound in bounds):
-        raise KeysError("A limit is 1 or more; leave it out for none.")
+    _check_bounds(key)
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise KeysError(f"{name!r} is no name for a key or a tenant: use up to 64 letters, digits and . _ @ -")
+
+
+def _check_bounds(bounded: NewKey | Account) -> None:
+    limits, budget = bounded.limits, bounded.budget
+    for bound in (limits.requests_per_min, limits.tokens_per_min, limits.concurrent):
+        if bound is not None and not 1 <= bound <= MAX_LIMIT:
+            raise KeysError("A limit is 1 or more; leave it out for none.")
+    for bound in (budget.tokens, budget.gpu_seconds):
+        if bound is not None and not 1 <= bound <= MAX_BUDGET:
+            raise KeysError(f"A budget is between 1 and {MAX_BUDGET:,}; leave it out for none.")

@@ -9,27 +9,51 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Annotated
 
 import typer
 
 from adapters.config import goodgate_home
 from adapters.errors import GoodgateError
+from gateway.tenants import budgets, quotas_file
+from gateway.tenants.accounts import Account
+from gateway.tenants.budgets import NO_BUDGET, Budget, Period
 from gateway.tenants.keys import Key, KeysError, KeyStore, NewKey
 from gateway.tenants.limits import Limits
 
 HELP = """API keys: who may call the gateway, which models, and how much.
 
-Example: goodgate keys create alice --models 'small*' --requests-per-min 60
+Example: goodgate keys create alice --models 'small*' --requests-per-min 60 --budget-tokens 1M
 """
-TITLES = ("name", "tenant", "role", "models", "requests/min", "tokens/min", "at once", "made", "state")
+BOUNDS = ("requests/min", "tokens/min", "at once", "tokens", "GPU-seconds")
+TITLES = ("name", "tenant", "role", "models", *BOUNDS, "made", "state")
+TENANT_TITLES = ("tenant", *BOUNDS)
+SCALES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_AMOUNT = re.compile(r"([1-9][0-9]{0,14})([kMG]?)")
 _DURATION = re.compile(r"([1-9][0-9]{0,8})([smhd])")
+
+
+class PeriodName(Enum):
+    DAY = "day"
+    MONTH = "month"
+    LIFE = "life"
+
 
 app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 Name = Annotated[str, typer.Argument(help="The key's name.", metavar="NAME")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Default: no limit.")]
+AtOnce = Annotated[int | None, typer.Option(min=1, help="Requests at once. Default: no limit.")]
+Tokens = Annotated[str | None, typer.Option(help="Tokens in a period: 500k, 1M. Default: no bound.", metavar="AMOUNT")]
+GpuSeconds = Annotated[
+    str | None,
+    typer.Option(help="Seconds of engines' time in a period: 3600, 20k. Default: no bound.", metavar="AMOUNT"),
+]
+Per = Annotated[
+    PeriodName, typer.Option(help="Budgets begin anew each day or month (UTC), or never.", show_default=True)
+]
 
 
 @app.command(epilog="Example: goodgate keys create alice --models 'small*,embed' --tokens-per-min 20000 --expires 30d")
@@ -41,7 +65,10 @@ def create(
     ] = "*",
     requests_per_min: Limit = None,
     tokens_per_min: Limit = None,
-    concurrent: Annotated[int | None, typer.Option(min=1, help="Requests at once. Default: no limit.")] = None,
+    concurrent: AtOnce = None,
+    budget_tokens: Tokens = None,
+    budget_gpu_seconds: GpuSeconds = None,
+    budget_per: Per = PeriodName.MONTH,
     expires: Annotated[
         str | None, typer.Option(help="Valid for so long: 90s, 15m, 12h, 30d. Default: for ever.", metavar="TIME")
     ] = None,
@@ -50,12 +77,14 @@ def create(
     """Make a key and print it, once: only its hash is kept. The first one shuts the gateway to callers without."""
     limits = Limits(requests_per_min=requests_per_min, tokens_per_min=tokens_per_min, concurrent=concurrent)
     try:
+        budget = _budget(budget_tokens, budget_gpu_seconds, budget_per)
         new = NewKey(
             name=name,
             tenant=tenant,
             role="admin" if is_admin else "user",
             models=tuple(each.strip() for each in models.split(",")),
             limits=limits,
+            budget=budget,
             expires=None if expires is None else time.time() + seconds(expires),
         )
         _tell(name, _store().create(new))
@@ -67,17 +96,45 @@ def create(
 def show(
     with_revoked: Annotated[bool, typer.Option("--all", help="Revoked keys too.")] = False,
 ) -> None:
-    """Show the keys, without anything that could be used as one."""
+    """Show the keys, without anything that could be used as one, and what tenants share. Of budgets it shows what is
+    spent too, where this machine keeps that."""
+    now = time.time()
     try:
         keys = [key for key in _store().all() if with_revoked or key.revoked is None]
+        rows = [(key.name, key.tenant, key.role, ",".join(key.models), *_shown_bounds(key.own, now)) for key in keys]
+        tenants = [(tenant.name, *_shown_bounds(tenant, now)) for tenant in _store().tenants()]
     except GoodgateError as error:
         _fail(error)
     if not keys:
         typer.echo("There are no keys; `goodgate keys create NAME` makes one.", err=True)
         return
-    now = time.time()
-    for line in table([TITLES, *(row_of(key, now) for key in keys)]):
+    states = ((_day(key.created), state_of(key, now)) for key in keys)
+    for line in table([TITLES, *((*row, *state) for row, state in zip(rows, states, strict=True))]):
         typer.echo(line)
+    if tenants:
+        typer.echo()
+        for line in table([TENANT_TITLES, *tenants]):
+            typer.echo(line)
+
+
+@app.command(epilog="Example: goodgate keys tenant acme --budget-tokens 10M --budget-per day --concurrent 50")
+def tenant(
+    name: Annotated[str, typer.Argument(help="The tenant's name.", metavar="NAME")],
+    requests_per_min: Limit = None,
+    tokens_per_min: Limit = None,
+    concurrent: AtOnce = None,
+    budget_tokens: Tokens = None,
+    budget_gpu_seconds: GpuSeconds = None,
+    budget_per: Per = PeriodName.MONTH,
+) -> None:
+    """Say what all keys of a tenant may use together, each within its own limits. It replaces what was said before;
+    without options nothing is bounded."""
+    limits = Limits(requests_per_min=requests_per_min, tokens_per_min=tokens_per_min, concurrent=concurrent)
+    try:
+        _store().bound(name, limits, _budget(budget_tokens, budget_gpu_seconds, budget_per))
+    except GoodgateError as error:
+        _fail(error)
+    typer.echo(f"The tenant {name!r} is bounded so from now on.", err=True)
 
 
 @app.command(epilog="Example: goodgate keys revoke alice")
@@ -110,10 +167,47 @@ def seconds(duration: str) -> int:
     return int(match[1]) * UNITS_S[match[2]]
 
 
-def row_of(key: Key, now: float) -> tuple[str, ...]:
-    bounds = (key.limits.requests_per_min, key.limits.tokens_per_min, key.limits.concurrent)
-    shown = ("-" if bound is None else str(bound) for bound in bounds)
-    return (key.name, key.tenant, key.role, ",".join(key.models), *shown, _day(key.created), state_of(key, now))
+def amount(text: str) -> int:
+    """
+    >>> amount("20k")
+    20000
+    """
+    match = _AMOUNT.fullmatch(text)
+    if match is None:
+        raise KeysError(f"{text!r} is no amount; write 3600, 500k, 1M or 2G.")
+    return int(match[1]) * SCALES[match[2]]
+
+
+def _budget(tokens: str | None, gpu_seconds: str | None, per: PeriodName) -> Budget:
+    return Budget(
+        tokens=None if tokens is None else amount(tokens),
+        gpu_seconds=None if gpu_seconds is None else amount(gpu_seconds),
+        per=per.value,
+    )
+
+
+def _shown_bounds(account: Account, now: float) -> tuple[str, ...]:
+    """One cell for each of BOUNDS."""
+    limits, budget = account.limits, account.budget
+    rates = (limits.requests_per_min, limits.tokens_per_min, limits.concurrent)
+    spent = None
+    if budget != NO_BUDGET and (found := quotas_file.spending(goodgate_home(), [account])) is not None:
+        spent = budgets.current(budget, found[0], now)
+    return (
+        *("-" if rate is None else str(rate) for rate in rates),
+        _shown_budget(budget.tokens, None if spent is None else spent.tokens, budget.per),
+        _shown_budget(budget.gpu_seconds, None if spent is None else spent.gpu_us // budgets.US, budget.per),
+    )
+
+
+def _shown_budget(bound: int | None, spent: int | None, per: Period) -> str:
+    """
+    >>> _shown_budget(1_000_000, 1_234, "month")
+    '1,234 of 1,000,000 a month'
+    """
+    if bound is None:
+        return "-"
+    return f"{'?' if spent is None else f'{spent:,}'} of {bound:,} {budgets.PERIODS[per]}"
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

@@ -11,6 +11,8 @@ Tokens are reserved by what a request may cost and settled by what it did cost. 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -40,6 +42,15 @@ class Used(Struct, frozen=True):
 class Refused(Struct, frozen=True):
     reason: str
     retry_after_s: float
+
+
+class Left(NamedTuple):
+    """What a caller is told of one bound. `reset` is empty for one that never begins anew."""
+
+    name: str
+    limit: int
+    remaining: int
+    reset: str
 
 
 class RateLimited(RequestError):
@@ -100,17 +111,28 @@ def too_many_at_once(limits: Limits, requests: int) -> int | None:
     return min(bounds) if bounds and requests > min(bounds) else None
 
 
-def headers(limits: Limits, used: Used) -> dict[str, str]:
-    """OpenAI's `x-ratelimit-*`: the limit, what is left of it, and when all of it will be there again."""
-    shown: dict[str, str] = {}
+def left(limits: Limits, used: Used) -> Iterator[Left]:
+    """What is left of each rate, and when all of it will be there again."""
     for name, limit, level in (
         ("requests", limits.requests_per_min, used.requests),
         ("tokens", limits.tokens_per_min, used.tokens),
     ):
         if limit is not None:
-            shown[f"x-ratelimit-limit-{name}"] = str(limit)
-            shown[f"x-ratelimit-remaining-{name}"] = str(max(math.floor(limit - level), 0))
-            shown[f"x-ratelimit-reset-{name}"] = f"{level * MINUTE_S / limit:.3f}s"
+            yield Left(name, limit, max(math.floor(limit - level), 0), f"{level * MINUTE_S / limit:.3f}s")
+
+
+def headers(found: Iterable[Left]) -> dict[str, str]:
+    """OpenAI's `x-ratelimit-*`. Of several bounds on one thing, the one that the caller will meet first."""
+    nearest: dict[str, Left] = {}
+    for each in found:
+        if each.name not in nearest or each.remaining < nearest[each.name].remaining:
+            nearest[each.name] = each
+    shown: dict[str, str] = {}
+    for name, each in nearest.items():
+        shown[f"x-ratelimit-limit-{name}"] = str(each.limit)
+        shown[f"x-ratelimit-remaining-{name}"] = str(each.remaining)
+        if each.reset:
+            shown[f"x-ratelimit-reset-{name}"] = each.reset
     return shown
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
-import random
 import time
 from collections import Counter
 from pathlib import Path
@@ -19,9 +18,12 @@ from hypothesis import strategies as st
 from adapters.types import ChatRequest, CompletionRequest, Message
 from gateway.records.trace import Trace
 from gateway.tenants import cost, limits
+from gateway.tenants.accounts import Claim, Now
+from gateway.tenants.budgets import Amount
 from gateway.tenants.keys import Key, KeyStore, NewKey
 from gateway.tenants.limits import Limits, RateLimited, Refused, Used
-from gateway.tenants.quotas import Quotas
+from gateway.tenants.quotas import Quotas, Store
+from gateway.tenants.quotas_file import FileStore
 from tests.gateway.rig import HELLO, Gateway, Reply, Start, fake, fake_model, free_port, model, until
 from tests.gateway.test_cancellation import UpstreamOf
 from tests.gateway.test_commands import await_ready, running, write_config
@@ -38,10 +40,14 @@ async def ask(gateway: Gateway, headers: dict[str, str], **fields: Any) -> tuple
     return await gateway.post(CHAT, {**HELLO, **fields}, **headers)
 
 
-def at_one_moment(gateway: Gateway) -> Quotas:
+def at_one_moment(gateway: Gateway, home: Path) -> FileStore:
     """The gateway's quotas, for which no time passes, so that every figure is exact."""
-    quotas = gateway.dispatcher._quotas = Quotas(clock=lambda: 1_000.0)
-    return quotas
+    store = gateway.dispatcher._quotas.store = FileStore(home, clock=lambda: Now(1_000.0, 1_000.0))
+    return store
+
+
+async def used(store: Store, key: Key) -> Used:
+    return (await store.states(key.accounts)).states[0].used
 
 
 # The rules
@@ -116,7 +122,7 @@ def test_whatever_comes_no_limit_is_passed_and_nothing_is_left_at_the_end(bound:
 
 
 def test_headers_tell_limit_rest_and_reset() -> None:
-    shown = limits.headers(Limits(requests_per_min=60, tokens_per_min=600), Used(requests=1.5, tokens=900))
+    shown = limits.headers(limits.left(Limits(requests_per_min=60, tokens_per_min=600), Used(requests=1.5, tokens=900)))
     assert shown == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "58",
@@ -125,7 +131,7 @@ def test_headers_tell_limit_rest_and_reset() -> None:
         "x-ratelimit-remaining-tokens": "0",
         "x-ratelimit-reset-tokens": "90.000s",
     }
-    assert limits.headers(Limits(concurrent=3), Used()) == {}
+    assert limits.headers(limits.left(Limits(concurrent=3), Used())) == {}
 
 
 def user(text: str) -> Message:
@@ -240,7 +246,7 @@ async def test_g04_clients_that_leave_and_answers_that_end_free_their_places_at_
 async def test_tokens_are_reserved_then_charged_as_the_engine_counted_them(start: Start, tmp_path: Path) -> None:
     headers = key_in(tmp_path, tokens_per_min=1_000)
     gateway = await start(fake_model(tokens=5))
-    quotas, spent = at_one_moment(gateway), 0
+    store, spent = at_one_moment(gateway, tmp_path), 0
     for is_stream in (False, True, False):
         body = {**HELLO, "max_tokens": 400, "stream": is_stream, "stream_options": {"include_usage": True}}
         if not is_stream:
@@ -253,7 +259,7 @@ async def test_tokens_are_reserved_then_charged_as_the_engine_counted_them(start
         data = text if not is_stream else text.split("data: ")[-2]
         spent += json.loads(data)["usage"]["total_tokens"]
     [key] = KeyStore(tmp_path).all()
-    assert quotas.used(key).tokens == spent > 0
+    assert (await used(store, key)).tokens == spent > 0
 
 
 @pytest.mark.replay("G40")
@@ -278,31 +284,31 @@ async def test_a_failed_request_and_a_refused_one_cost_no_tokens(
 
     headers = key_in(tmp_path, tokens_per_min=1_000, requests_per_min=100)
     gateway = await start(model((await upstream_of(script)).replica()))
-    quotas = at_one_moment(gateway)
+    store = at_one_moment(gateway, tmp_path)
     for _ in range(3):
         assert (await ask(gateway, headers, max_tokens=900))[0] == 502
     for fields in ({"model": "n"}, {"temperature": 9}):
         assert (await ask(gateway, headers, **fields))[0] in (400, 404)
     [key] = KeyStore(tmp_path).all()
-    used = quotas.used(key)
-    assert (used.tokens, used.in_flight, used.requests) == (0, 0, 3)  # the engine's failures were requests
+    seen = await used(store, key)
+    assert (seen.tokens, seen.in_flight, seen.requests) == (0, 0, 3)  # the engine's failures were requests
 
 
 @pytest.mark.replay("A42")
 async def test_a42_a_client_that_leaves_before_the_end_pays_for_what_it_got(start: Start, tmp_path: Path) -> None:
     headers = key_in(tmp_path, tokens_per_min=100_000)
     gateway = await start(fake_model(tokens=500, itl_ms=5))
-    quotas, [key] = at_one_moment(gateway), KeyStore(tmp_path).all()
+    store, [key] = at_one_moment(gateway, tmp_path), KeyStore(tmp_path).all()
     async with gateway.client.post(gateway.url + CHAT, json={**HELLO, "stream": True}, headers=headers) as response:
         for _ in range(20):
             await response.content.readuntil(b"\n\n")
     await until(lambda: gateway.dispatcher.in_flight == 0)
-    for_the_stream = quotas.used(key).tokens
+    for_the_stream = (await used(store, key)).tokens
     assert 20 <= for_the_stream < 200
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(ask(gateway, headers), 0.4)
     await until(lambda: gateway.dispatcher.in_flight == 0)
-    assert 10 <= quotas.used(key).tokens - for_the_stream < 200
+    assert 10 <= (await used(store, key)).tokens - for_the_stream < 200
 
 
 async def test_every_prompt_of_a_list_counts_and_more_than_the_limit_can_never_be(start: Start, tmp_path: Path) -> None:
@@ -316,11 +322,11 @@ async def test_every_prompt_of_a_list_counts_and_more_than_the_limit_can_never_b
 async def test_embeddings_hold_and_cost_the_tokens_of_their_texts(start: Start, tmp_path: Path) -> None:
     headers = key_in(tmp_path, tokens_per_min=1_000)
     gateway = await start(fake_model())
-    quotas, [key] = at_one_moment(gateway), KeyStore(tmp_path).all()
+    store, [key] = at_one_moment(gateway, tmp_path), KeyStore(tmp_path).all()
     body = {"model": "m", "input": ["x " * 200]}
     status, answer, shown = await gateway.post("/v1/embeddings", body, **headers)
     assert (status, shown["x-ratelimit-remaining-tokens"]) == (200, str(1_000 - 101)), answer
-    assert quotas.used(key).tokens == answer["usage"]["prompt_tokens"] > 0
+    assert (await used(store, key)).tokens == answer["usage"]["prompt_tokens"] > 0
 
 
 async def test_questions_count_as_requests_and_an_alias_is_no_second_purse(start: Start, tmp_path: Path) -> None:
@@ -366,55 +372,67 @@ async def test_rotating_a_key_gives_no_new_minute(start: Start, tmp_path: Path) 
 # Over several processes
 
 
-def count_up_and_down(quotas: Quotas, key: Key, all_there: Any) -> None:
-    all_there.wait(60)
-    for _ in range(20_000):
-        with quotas.reserved(key, requests=1, tokens=0):
-            pass
+ONE = Claim(1, Amount(0, 0))
 
 
-@pytest.mark.slow
-def test_processes_that_change_one_record_at_once_lose_no_change() -> None:
+def in_each_of(num_processes: int, work: Any, *arguments: Any) -> list[int]:
+    """What each process has let in."""
     context = multiprocessing.get_context("spawn")
-    quotas, all_there = Quotas.shared(), context.Barrier(3)
-    key = Key(id=7, name="a", limits=Limits(concurrent=1_000_000))
-    workers = [context.Process(target=count_up_and_down, args=(quotas, key, all_there)) for _ in range(3)]
+    results, all_there = context.Queue(), context.Barrier(num_processes)
+    workers = [context.Process(target=work, args=(*arguments, all_there, results)) for _ in range(num_processes)]
     for worker in workers:
         worker.start()
+    counts = [results.get(timeout=60) for _ in workers]
     for worker in workers:
         worker.join()
-    assert [worker.exitcode for worker in workers] == [0, 0, 0]
-    assert quotas.used(key).in_flight == 0
+    assert [worker.exitcode for worker in workers] == [0] * num_processes
+    return counts
 
 
-def hammer(quotas: Quotas, key: Key, seed: int, results: Any) -> None:
-    rng = random.Random(seed)
-    num_let_in = 0
-    for _ in range(2_000):
-        try:
-            with quotas.reserved(key, requests=1, tokens=0) as reservation:
-                reservation.spent = rng.randrange(3)
-                num_let_in += 1
-        except RateLimited:
-            pass
-    results.put(num_let_in)
+def count_up_and_down(home: Path, key: Key, all_there: Any, results: Any) -> None:
+    async def work() -> None:
+        quotas = Quotas(FileStore(home))
+        await quotas.store.states(key.accounts)
+        all_there.wait(60)
+        for _ in range(10_000):
+            async with quotas.reserved(key, ONE):
+                pass
+        all_there.wait(60)
+        results.put((await used(quotas.store, key)).in_flight)
+
+    asyncio.run(work())
 
 
 @pytest.mark.slow
-def test_processes_that_share_a_ledger_lose_no_request_and_let_none_in_twice() -> None:
-    context = multiprocessing.get_context("spawn")
-    quotas, results = Quotas.shared(), context.Queue()
+def test_processes_that_change_one_record_at_once_lose_no_change(tmp_path: Path) -> None:
+    key = Key(id=7, name="a", limits=Limits(concurrent=1_000_000))
+    assert in_each_of(3, count_up_and_down, tmp_path, key) == [0, 0, 0]
+
+
+def hammer(home: Path, key: Key, all_there: Any, results: Any) -> None:
+    async def work() -> None:
+        quotas, num_let_in = Quotas(FileStore(home)), 0
+        await quotas.store.states(key.accounts)  # the first one to open the file empties the buckets
+        all_there.wait(60)
+        for _ in range(2_000):
+            try:
+                async with quotas.reserved(key, ONE) as reservation:
+                    reservation.spent = Amount(2, 0)
+                    num_let_in += 1
+            except RateLimited:
+                pass
+        all_there.wait(60)
+        results.put(num_let_in)
+
+    asyncio.run(work())
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_file_lose_no_request_and_let_none_in_twice(tmp_path: Path) -> None:
     key = Key(id=7, name="a", limits=Limits(requests_per_min=1_000))
     started = time.monotonic()
-    workers = [context.Process(target=hammer, args=(quotas, key, seed, results)) for seed in range(4)]
-    for worker in workers:
-        worker.start()
-    num_let_in = sum(results.get(timeout=60) for _ in workers)
-    for worker in workers:
-        worker.join()
-    elapsed_s = time.monotonic() - started
-    assert 1_000 <= num_let_in <= 1_000 * (1 + elapsed_s / 60) + 1
-    assert quotas.used(key).in_flight == 0
+    num_let_in = sum(in_each_of(4, hammer, tmp_path, key))
+    assert 1_000 <= num_let_in <= 1_000 * (1 + (time.monotonic() - started) / 60) + 1
 
 
 @pytest.mark.replay("G34")

@@ -1,0 +1,147 @@
+"""What a key or a tenant may spend in a day, in a month or ever: tokens and GPU-seconds. Pure, like the limits.
+
+    spending = reserve(budget, spending, now, wanted=Amount(300, 500_000))     # or `Exhausted`
+    spending = settle(budget, spending, now, held=..., spent=Amount(120, 210_000))
+
+Days and months are those of UTC. What open requests hold is no less gone than what was spent, so however many come at
+once, only what a request costs beyond its estimate can overspend a budget. A request that lasts beyond the end of a
+period is charged to the one it ends in. GPU time is counted in whole microseconds, so that what comes in goes out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Literal, NamedTuple, TypeAlias
+
+from msgspec import Struct
+
+from gateway.tenants.limits import Left
+
+Period: TypeAlias = Literal["day", "month", "life"]
+
+DAY_S = 86_400
+US = 1_000_000
+HELD_RETRY_AFTER_S = 1.0  # what open requests hold may come back any moment
+
+
+class Amount(NamedTuple):
+    tokens: int
+    gpu_us: int
+
+
+class Budget(Struct, frozen=True, kw_only=True):
+    """None is no bound. `per` "life" never begins anew."""
+
+    tokens: int | None = None
+    gpu_seconds: int | None = None
+    per: Period = "month"
+
+
+class Spending(Struct, frozen=True):
+    """What was spent since `period`, the second in which the day or the month began, and what open requests hold."""
+
+    period: int = 0
+    tokens: int = 0
+    gpu_us: int = 0
+    tokens_held: int = 0
+    gpu_us_held: int = 0
+
+
+class Exhausted(Struct, frozen=True):
+    """`begins_anew` is the second in which the budget does, if ever; `is_held`: open requests may give enough back."""
+
+    reason: str
+    begins_anew: float | None
+    is_held: bool
+
+
+NO_BUDGET = Budget()
+PERIODS: dict[Period, str] = {"day": "a day", "month": "a month", "life": "in all"}
+
+
+def microseconds(seconds: float) -> int:
+    return round(seconds * US)
+
+
+def begin_of(per: Period, now: float) -> int:
+    """The first second of the period around `now`.
+
+    >>> begin_of("month", 1_796_000_000.0) == datetime(2026, 11, 1, tzinfo=UTC).timestamp()
+    True
+    """
+    if per == "life":
+        return 0
+    if per == "day":
+        return int(now // DAY_S) * DAY_S
+    today = datetime.fromtimestamp(now, UTC)
+    return int(datetime(today.year, today.month, 1, tzinfo=UTC).timestamp())
+
+
+def end_of(per: Period, now: float) -> float | None:
+    """The first second of the next period; None where there is none."""
+    if per == "life":
+        return None
+    if per == "day":
+        return begin_of(per, now) + DAY_S
+    return begin_of(per, begin_of(per, now) + 32 * DAY_S)
+
+
+def current(budget: Budget, spending: Spending, now: float) -> Spending:
+    """Nothing is spent yet in a new period. A clock that went back begins none."""
+    begin = begin_of(budget.per, now)
+    if begin <= spending.period:
+        return spending
+    return Spending(begin, 0, 0, spending.tokens_held, spending.gpu_us_held)
+
+
+def reserve(budget: Budget, spending: Spending, now: float, *, wanted: Amount) -> Spending | Exhausted:
+    """The spending with this request's share held in it, or why there is none left for it."""
+    spending = current(budget, spending, now)
+    for bound, spent, held, want, unit, scale in (
+        (budget.tokens, spending.tokens, spending.tokens_held, wanted.tokens, "tokens", 1),
+        (budget.gpu_seconds, spending.gpu_us, spending.gpu_us_held, wanted.gpu_us, "GPU-seconds", US),
+    ):
+        if bound is None:
+            continue
+        left, least = bound * scale - spent, max(want, 1)  # with nothing left, not even what may cost nothing comes in
+        if least > left - held:
+            rest, whole = _shown(max(left - held, 0), scale), f"{bound:,} {unit} {PERIODS[budget.per]}"
+            reason = f"{rest} of {whole} left, and this request may take {_shown(want, scale)}"
+            return Exhausted(reason, end_of(budget.per, now), least <= left)
+    return Spending(
+        spending.period,
+        spending.tokens,
+        spending.gpu_us,
+        spending.tokens_held + wanted.tokens,
+        spending.gpu_us_held + wanted.gpu_us,
+    )
+
+
+def settle(budget: Budget, spending: Spending, now: float, *, held: Amount, spent: Amount) -> Spending:
+    """The spending once the request has ended: what it held is free, and what it spent is gone."""
+    spending = current(budget, spending, now)
+    return Spending(
+        spending.period,
+        spending.tokens + spent.tokens,
+        spending.gpu_us + spent.gpu_us,
+        max(spending.tokens_held - held.tokens, 0),
+        max(spending.gpu_us_held - held.gpu_us, 0),
+    )
+
+
+def left(budget: Budget, spending: Spending, now: float) -> Iterator[Left]:
+    """What is left of the budget, and when all of it will be there again."""
+    end = end_of(budget.per, now)
+    for name, bound, gone, scale in (
+        ("budget-tokens", budget.tokens, spending.tokens + spending.tokens_held, 1),
+        ("budget-gpu-seconds", budget.gpu_seconds, spending.gpu_us + spending.gpu_us_held, US),
+    ):
+        if bound is not None:
+            remaining = max(bound * scale - gone, 0) // scale
+            yield Left(name, bound, remaining, "" if end is None else f"{math.ceil(end - now)}s")
+
+
+def _shown(amount: int, scale: int) -> str:
+    return f"{amount:,}" if scale == 1 else f"{amount / scale:,.1f}"
