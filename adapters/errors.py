@@ -17,6 +17,7 @@
         |-- EngineProtocolError         502  the engine answered something we cannot read
         |-- EngineKeyRefused            502  the engine refused our own key: nothing the caller could mend
         |-- EngineFailed                502  the engine reported a failure of its own
+        |-- ToolCallInvalid             502  the model called a strict tool with arguments that do not fit its schema
         `-- StreamInterrupted           502  the stream broke after it had begun
 
 A retry is only ever made before the first byte has reached the client; `retryable` says whether the failed attempt may
@@ -130,6 +131,11 @@ class EngineKeyRefused(EngineError):
 
 class EngineFailed(EngineError):
     code = "engine_failed"
+    retryable = True
+
+
+class ToolCallInvalid(EngineError):
+    code = "tool_call_invalid"
     retryable = True
 
 

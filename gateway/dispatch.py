@@ -33,6 +33,7 @@ from adapters.errors import (
     UnsupportedOperation,
     UnsupportedParameter,
 )
+from adapters.tools.strict import StrictTools, held_to_schema, strict_tools
 from adapters.types import Chunk, GenerateRequest, Usage
 from gateway import admission
 from gateway.fan_out import fan_out
@@ -212,8 +213,9 @@ class Dispatcher:
         fallbacks = [self._fleet.models[name] for name in model.config.fallbacks]
         chain = [model, *(each for each in fallbacks if each.is_for(trace.caller))]
         replicas = self._route(chain, lambda adapter: adapter.check_parameters(request))
+        strict = await strict_tools(request)
         async with AsyncExitStack() as stack:
-            yield await _first_to_answer(stack, replicas, partial(self._generate_on, trace, request))
+            yield await _first_to_answer(stack, replicas, partial(self._generate_on, trace, request, strict))
 
     def _route(self, chain: Sequence[ServedModel], check: Check) -> Iterator[Replica]:
         """Replicas that can do what is asked, best first: those of the first model in the chain, then of the next."""
@@ -251,8 +253,12 @@ class Dispatcher:
         )
 
     @asynccontextmanager
-    async def _generate_on(self, trace: Trace, request: GenerateRequest, replica: Replica) -> AsyncIterator[Answer]:
+    async def _generate_on(
+        self, trace: Trace, request: GenerateRequest, strict: StrictTools | None, replica: Replica
+    ) -> AsyncIterator[Answer]:
         chunks = _adapter(replica).generate(request, request_id=new_request_id())
+        if strict is not None:
+            chunks = held_to_schema(chunks, strict)
         async with self._attempt(replica, trace) as attempt, aclosing(chunks):
             first = await self._first_chunk(chunks, replica, trace, attempt)
             rest = chunks if request.is_stream else await _read_whole(first, chunks, request.num_choices, trace)

@@ -88,12 +88,6 @@ def offered(request: GenerateRequest, engine: str) -> Offer | None:
     if isinstance(choice, str) and choice not in ("auto", "required"):
         raise InvalidRequest("tool_choice is none, auto, required, or names a function.", param="tool_choice")
     must_call = named is not None or choice == "required"
-    if not must_call and any(function.strict for function in functions):
-        raise InvalidRequest(
-            f"The engine {engine!r} cannot hold a freely chosen call to its schema; leave out `strict`, or force a "
-            "call with tool_choice.",
-            param="tools",
-        )
     if isinstance(request.response_format, dict) and request.response_format.get("type") != "text":
         raise InvalidRequest(
             f"The engine {engine!r} cannot both constrain its answer and offer tools; send one of the two.",
