@@ -5,7 +5,8 @@
 
 Messages and tools become text through the model's own chat template, text becomes token ids here, and several choices
 become requests of their own, which share the prompt's blocks in the prefix cache. Tool calls are read out of the text,
-where the template renders tools and no special token, which the engine does not give out, marks a call.
+where the template renders tools and no special token, which the engine does not give out, marks a call. Grammars hold
+an answer to its `response_format`; a schema that they cannot express is refused.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from adapters.base import Capabilities, EngineAdapter, EngineOptions, Health, Load, ModelInfo
 from adapters.config import goodgate_home
 from adapters.errors import (
     ContextLengthExceeded,
+    EngineFailed,
     EngineUnavailable,
     GoodgateError,
     InvalidRequest,
@@ -34,6 +37,7 @@ from adapters.launching.launch import Launchable
 from adapters.models.chat_template import ChatTemplate
 from adapters.models.model_files import not_installed
 from adapters.models.model_store import ModelStore, is_store_name
+from adapters.response_format import wanted_schema
 from adapters.tools.formats import ToolFormat
 from adapters.tools.think_text import ReasoningParser, reads_thoughts, thoughts_of, with_thoughts
 from adapters.tools.tool_calls import (
@@ -51,7 +55,7 @@ from adapters.types import ChatRequest, Chunk, GenerateRequest, TokenizeRequest,
 if TYPE_CHECKING:
     from native_engine.async_engine import AsyncEngine, Delta
     from native_engine.errors import EngineError as NativeError
-    from native_engine.sampling_params import SamplingParams
+    from native_engine.sampling_params import Grammar, SamplingParams
 
 LONG_PROMPT_CHARS = 20_000  # about 5 ms of tokenising: longer ones go to a thread, so that other streams go on
 
@@ -89,7 +93,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         parameters=frozenset(
             {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n", "seed"}
             | {"temperature", "top_p", "top_k", "min_p"}
-            | {"presence_penalty", "frequency_penalty", "repetition_penalty"}
+            | {"presence_penalty", "frequency_penalty", "repetition_penalty", "response_format"}
         ),
         tokenize=True,
         tokenize_chat=True,
@@ -225,8 +229,9 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         try:
             prompt_ids = await self._encode(engine, request, pieces)
             _check_prompt(len(prompt_ids), request, engine.max_model_len)
+            grammar = _grammar_of(request)
             streams = [
-                engine.generate(prompt_ids, params_of(request, index), request_id=f"{request_id}/{index}")
+                engine.generate(prompt_ids, params_of(request, index, grammar), request_id=f"{request_id}/{index}")
                 for index in range(request.num_choices)
             ]
             async with contextlib.aclosing(interleaved(streams)) as deltas:
@@ -240,7 +245,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
                             stop_string=delta.stop_string,
                         )
         except NativeError as error:
-            raise _translated(error, _prompt_field(request), has_begun=account.has_begun) from error
+            raise _translated(error, request, has_begun=account.has_begun) from error
         if not account.is_complete:
             raise StreamInterrupted("The native engine ended a request without a finish reason.")
         yield Chunk(usage=account.usage())
@@ -306,7 +311,7 @@ class _Account:
         return Usage(self._num_prompt_tokens, sum(self._num_output_tokens), self._num_cached_tokens)
 
 
-def params_of(request: GenerateRequest, index: int) -> SamplingParams:
+def params_of(request: GenerateRequest, index: int, grammar: Grammar | None = None) -> SamplingParams:
     """The engine's sampling parameters for choice `index`. Choices of a seeded request differ, but repeatably."""
     from native_engine.sampling_params import SamplingParams
 
@@ -317,7 +322,7 @@ def params_of(request: GenerateRequest, index: int) -> SamplingParams:
         given["top_k"] = max(given["top_k"], 0)
     if "seed" in given:
         given["seed"] = (given["seed"] + index) % 2**63
-    return SamplingParams(max_tokens=request.token_limit, stop=tuple(request.stop_strings), **given)
+    return SamplingParams(max_tokens=request.token_limit, stop=tuple(request.stop_strings), grammar=grammar, **given)
 
 
 _SAMPLING_FIELDS = (
@@ -326,8 +331,20 @@ _SAMPLING_FIELDS = (
 )  # fmt: skip
 
 
+def _grammar_of(request: GenerateRequest) -> Grammar | None:
+    """What holds the answer to the wanted form; None where any text will do."""
+    from native_engine.sampling_params import Grammar
+
+    schema = wanted_schema(request, "native")
+    return None if schema is None else Grammar("json", msgspec.json.encode(schema).decode())
+
+
 def _prompt_field(request: GenerateRequest) -> str:
     return "messages" if isinstance(request, ChatRequest) else "prompt"
+
+
+def _grammar_field(request: GenerateRequest) -> str:
+    return "tools" if isinstance(request, ChatRequest) and request.tools else "response_format"
 
 
 def _check_prompt(num_prompt_tokens: int, request: GenerateRequest, max_model_len: int) -> None:
@@ -342,16 +359,18 @@ def _check_prompt(num_prompt_tokens: int, request: GenerateRequest, max_model_le
         )
 
 
-def _translated(error: NativeError, prompt_field: str, *, has_begun: bool) -> GoodgateError:
+def _translated(error: NativeError, request: GenerateRequest, *, has_begun: bool) -> GoodgateError:
     """Our error for one of the engine's. Its messages about a parameter begin with the name."""
-    from native_engine.errors import InvalidParams, PromptTooLong
+    from native_engine.errors import GrammarFailed, InvalidParams, PromptTooLong
 
     if isinstance(error, PromptTooLong):
-        return ContextLengthExceeded(str(error), param=prompt_field)
+        return ContextLengthExceeded(str(error), param=_prompt_field(request))
     if isinstance(error, InvalidParams):
         name, _, fault = str(error).partition(" ")
-        name = prompt_field if name == "prompt_ids" else name
+        name = {"prompt_ids": _prompt_field(request), "grammar": _grammar_field(request)}.get(name, name)
         return InvalidRequest(f"{name} {fault}", param=name)
+    if isinstance(error, GrammarFailed) and not has_begun:
+        return EngineFailed(str(error))
     return StreamInterrupted(str(error)) if has_begun else EngineUnavailable(str(error))
 
 

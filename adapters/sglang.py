@@ -26,8 +26,9 @@ import msgspec
 from msgspec import Struct
 
 from adapters.config import goodgate_home
-from adapters.errors import EngineFailed, GoodgateError, UnsupportedParameter
+from adapters.errors import EngineFailed, GoodgateError
 from adapters.models.model_text import ModelText, text_prompt
+from adapters.response_format import wanted_schema
 from adapters.tools.think_text import ReasoningParser
 from adapters.tools.tool_calls import Offer, ToolParser, call_schema, offered, with_tools
 from adapters.types import ChatRequest, GenerateRequest, TokenizeRequest, Tokens, set_fields
@@ -168,26 +169,13 @@ def native_body(request: GenerateRequest, text: ModelText | None, offer: Offer |
     sampling["max_new_tokens"] = request.token_limit
     if "top_k" in sampling:
         sampling["top_k"] = top_k(sampling["top_k"])
-    if isinstance(request, ChatRequest) and (schema := _schema(request)) is not None:
-        sampling["json_schema"] = schema
+    if (schema := wanted_schema(request, "sglang")) is not None:
+        sampling["json_schema"] = msgspec.json.encode(schema).decode()
     if offer is not None and offer.must_call:
         sampling["json_schema"] = msgspec.json.encode(call_schema(offer)).decode()
     elif offer is not None:
         sampling["skip_special_tokens"] = False
     return {**prompt, "sampling_params": sampling, "stream": True}
-
-
-def _schema(request: ChatRequest) -> str | None:
-    """The JSON schema of the answer, which `/generate` takes as a string."""
-    wanted = request.response_format
-    if not isinstance(wanted, dict) or wanted.get("type") == "text":
-        return None
-    if wanted.get("type") == "json_object":
-        return '{"type":"object"}'
-    schema = wanted.get("json_schema")
-    if wanted.get("type") != "json_schema" or not isinstance(schema, dict) or "schema" not in schema:
-        raise UnsupportedParameter("response_format", "sglang")
-    return msgspec.json.encode(schema["schema"]).decode()
 
 
 class _FinishReason(Struct):

@@ -28,9 +28,11 @@ from typing import Literal, Self
 from native_engine.config import EngineConfig
 from native_engine.detokenizer import OutputText
 from native_engine.engine import Stats, StepOutput
-from native_engine.errors import EngineError, EngineStopped
+from native_engine.errors import EngineError, EngineStopped, GrammarFailed
 from native_engine.loading import LoadedModel, load
-from native_engine.sampling_params import SamplingParams
+from native_engine.sampling_params import Grammar, SamplingParams
+from native_engine.sequence import Matcher
+from native_engine.structured import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class _Stream:
     prompt_ids: list[int]
     params: SamplingParams
     cache_salt: str | None
+    matcher: Matcher | None
     text: OutputText
     loop: asyncio.AbstractEventLoop
     news: asyncio.Queue[Delta | EngineError]
@@ -111,6 +114,8 @@ class AsyncEngine:
         self._thread.start()
         self.max_model_len = loaded.result().max_model_len
         self._tokenizer = loaded.result().tokenizer
+        model = loaded.result().model_config
+        self._grammars = GrammarCompiler(self._tokenizer, model.vocab_size, model.eos_token_ids)
 
     @classmethod
     def load(cls, path: Path, config: EngineConfig, *, kernel_cache: Path | None = None) -> Self:
@@ -160,12 +165,17 @@ class AsyncEngine:
     async def generate(
         self, prompt_ids: list[int], params: SamplingParams, *, request_id: str, cache_salt: str | None = None
     ) -> AsyncGenerator[Delta, None]:
-        """Deltas until one has a finish reason. Raises `PromptTooLong`, `InvalidParams` or `EngineStopped`."""
+        """Deltas until one has a finish reason.
+
+        Raises `PromptTooLong`, `InvalidParams` or `EngineStopped`, and `GrammarFailed` in the middle of a text.
+        """
+        matcher = None if params.grammar is None else await self._matcher(params.grammar)
         stream = _Stream(
             request_id,
             prompt_ids,
             params,
             cache_salt,
+            matcher,
             OutputText(self._tokenizer.token_bytes, params),
             asyncio.get_running_loop(),
             asyncio.Queue(),
@@ -183,6 +193,9 @@ class AsyncEngine:
             if not is_over:
                 self._send_if_running(_Abort(stream))
 
+    async def _matcher(self, grammar: Grammar) -> Matcher:
+        return await asyncio.wrap_future(self._grammars.matcher(grammar))
+
     def stats(self) -> Stats:
         """As of the last step."""
         return self._stats
@@ -197,6 +210,7 @@ class AsyncEngine:
             self._closing = True
             self._changed.notify()
         self._thread.join()
+        self._grammars.close()
 
     def _send(self, command: _Add | _Abort) -> None:
         if not self._send_if_running(command):
@@ -254,7 +268,13 @@ class AsyncEngine:
 
     def _add(self, stream: _Stream) -> None:
         try:
-            self._engine.add(stream.request_id, stream.prompt_ids, stream.params, cache_salt=stream.cache_salt)
+            self._engine.add(
+                stream.request_id,
+                stream.prompt_ids,
+                stream.params,
+                cache_salt=stream.cache_salt,
+                matcher=stream.matcher,
+            )
         except EngineError as error:
             self._deliver([(stream, error)])
         else:
@@ -264,6 +284,10 @@ class AsyncEngine:
         news: list[tuple[_Stream, Delta | EngineError]] = []
         for output in self._engine.step():
             stream = self._streams[output.request_id]
+            if output.finish_reason == "error":
+                del self._streams[stream.request_id]
+                news.append((stream, GrammarFailed(output.failure)))
+                continue
             delta = stream.take(output)
             news.append((stream, delta))
             if delta.finish_reason:

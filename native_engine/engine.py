@@ -24,7 +24,7 @@ from native_engine.config import SchedulerConfig
 from native_engine.errors import InvalidParams
 from native_engine.sampling_params import SamplingParams
 from native_engine.scheduler import Scheduler
-from native_engine.sequence import CacheKey, FinishReason, Sequence, Status
+from native_engine.sequence import CacheKey, FinishReason, Matcher, Sequence, Status
 from native_engine.step import ScheduledChunk, StepPlan
 
 
@@ -42,6 +42,7 @@ class StepOutput:
     finish_reason: FinishReason | None
     num_prompt_tokens: int
     num_cached_tokens: int
+    failure: str = ""  # beside the finish reason "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +87,20 @@ class Engine:
         return self._scheduler.max_len
 
     def add(
-        self, request_id: str, prompt_ids: SequenceOf[int], params: SamplingParams, *, cache_salt: str | None = None
+        self,
+        request_id: str,
+        prompt_ids: SequenceOf[int],
+        params: SamplingParams,
+        *,
+        cache_salt: str | None = None,
+        matcher: Matcher | None = None,
     ) -> None:
-        """Queue a request, or raise `PromptTooLong` or `InvalidParams`. Cached prefixes are shared within one salt."""
+        """Queue a request, or raise `PromptTooLong` or `InvalidParams`. Cached prefixes are shared within one salt.
+
+        `matcher`: a fresh one of `params.grammar` (structured.py), exactly where there is a grammar.
+        """
+        if (matcher is None) != (params.grammar is None):
+            raise InvalidParams("grammar must come with a matcher of it, and a matcher with its grammar.")
         self._check_token_ids("prompt_ids", prompt_ids)
         self._check_token_ids("stop_token_ids", params.stop_token_ids)
         if not prompt_ids:
@@ -100,6 +112,7 @@ class Engine:
                 params,
                 seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
                 cache_keys=() if cache_salt is None else (CacheKey("salt", cache_salt),),
+                matcher=matcher,
             )
         )
 
@@ -160,4 +173,5 @@ def _output(chunk: ScheduledChunk, token_id: int) -> StepOutput:
         sequence.status.finish_reason,
         sequence.num_prompt_tokens,
         sequence.num_cached_tokens,
+        sequence.failure,
     )

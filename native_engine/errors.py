@@ -3,6 +3,7 @@
     EngineError
     |-- PromptTooLong     the prompt fits neither the model's context nor the KV pool; refused at `add`, never later
     |-- InvalidParams     a field is out of range (also a ValueError); the message names the field and the range
+    |-- GrammarFailed     a text that a grammar holds cannot go on; the request ends with this error
     |-- EngineStopped     the engine was closed, or its thread died; nothing is generated any more
     `-- InvariantBroken   the engine's own book-keeping contradicts itself: a bug here, never the caller's fault
 
@@ -27,6 +28,10 @@ class PromptTooLong(EngineError):
 
 
 class InvalidParams(EngineError, ValueError):
+    pass
+
+
+class GrammarFailed(EngineError):
     pass
 
 

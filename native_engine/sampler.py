@@ -4,7 +4,7 @@ Greedy rows go together in one argmax. Every other row is sampled on its own, wi
 function of the request's seed and of how many tokens it has so far. So a request's text does not depend on its
 neighbours, nor on whether it was preempted and computed again.
 
-The order is penalties, temperature, min-p, top-k, top-p; ties are broken by the lower token id.
+The order is penalties, the grammar's mask, temperature, min-p, top-k, top-p; ties are broken by the lower token id.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ class Sampler:
             or params.presence_penalty != 0
             or params.frequency_penalty != 0
             or sequence.num_output_tokens < params.min_tokens
+            or sequence.matcher is not None
         )
 
     def _adjust(self, scores: torch.Tensor, sequence: Sequence) -> None:
-        """Apply the penalties, and forbid to stop before `min_tokens`; in place."""
+        """Apply the penalties, forbid to stop before `min_tokens`, and what the grammar does not allow; in place."""
         params = sequence.params
         if params.repetition_penalty != 1:
             apply_repetition_penalty(scores, sequence.token_ids, params.repetition_penalty)
@@ -60,6 +61,8 @@ class Sampler:
             eos = frozenset() if params.ignore_eos else self._eos_token_ids
             for token in eos.union(params.stop_token_ids):
                 scores[token] = -torch.inf
+        if sequence.matcher is not None:
+            scores.masked_fill_(torch.from_numpy(~sequence.matcher.allowed), -torch.inf)
 
 
 def uniform(seed: int, index: int) -> float:

@@ -11,10 +11,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from native_engine.errors import InvalidParams
 
 COLDEST = 1e-6  # below it the likeliest token has all the weight that fp32 can tell apart
+
+
+class Grammar(NamedTuple):
+    """What the whole text must be (structured.py): a JSON schema, a regular expression or a Lark grammar."""
+
+    kind: Literal["json", "regex", "lark"]
+    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +40,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()  # honoured where there is text: in the asynchronous face
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: Grammar | None = None  # it decides where the text may end, so `min_tokens` and `ignore_eos` do not
 
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "at least 1")
@@ -48,6 +57,9 @@ class SamplingParams:
             _check(name, value, math.isfinite(value), "finite")
         _check("stop", self.stop, all(self.stop), "without empty strings")
         _check("stop_token_ids", self.stop_token_ids, all(i >= 0 for i in self.stop_token_ids), "without negative ids")
+        is_free = self.grammar is None
+        _check("min_tokens", self.min_tokens, is_free or self.min_tokens == 0, "0 beside a grammar")
+        _check("ignore_eos", self.ignore_eos, is_free or not self.ignore_eos, "false beside a grammar")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParams(f"min_tokens must be at most max_tokens ({self.max_tokens}), not {self.min_tokens}.")
 

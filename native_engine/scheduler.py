@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 from native_engine.blocks import BlockPool, extend_chain
 from native_engine.config import SchedulerConfig
-from native_engine.errors import InvalidParams, PromptTooLong, require
+from native_engine.errors import GrammarFailed, InvalidParams, PromptTooLong, require
 from native_engine.sequence import Sequence, Status
 from native_engine.step import ScheduledChunk, StepPlan
 
@@ -255,6 +255,11 @@ class Scheduler:
             sequence.status = Status.FINISHED_STOP
         elif sequence.num_output_tokens == params.max_tokens or sequence.num_tokens >= self.max_len:
             sequence.status = Status.FINISHED_LENGTH
+        elif sequence.matcher is not None:
+            try:
+                sequence.matcher.accept(token_id)
+            except GrammarFailed as error:
+                sequence.status, sequence.failure = Status.FAILED, str(error)
 
     def _leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

@@ -9,6 +9,8 @@ preemption are all this one rule.
        ^                  |
        '----preempt-------'          abort: from any state that is not finished --> ABORTED
 
+A commit may also end in FAILED: the sequence's grammar cannot be followed any further.
+
 Only the scheduler changes a sequence. Everybody else reads.
 """
 
@@ -16,11 +18,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from native_engine.sampling_params import SamplingParams
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Matcher(Protocol):
+    """Where a sequence stands in its grammar. It moves with each token that is committed, and only then: a step that
+    is taken back, a preemption and the replay after it leave it where it is.
+    """
+
+    @property
+    def allowed(self) -> Any:
+        """What may come next, bool [vocab_size]."""
+
+    def accept(self, token_id: int) -> None:
+        """Raises `GrammarFailed`."""
 
 
 class Status(Enum):
@@ -29,6 +44,7 @@ class Status(Enum):
     FINISHED_STOP = "stop"
     FINISHED_LENGTH = "length"
     ABORTED = "abort"
+    FAILED = "error"
 
     @property
     def is_finished(self) -> bool:
@@ -40,6 +56,8 @@ class Status(Enum):
             return "stop"
         if self is Status.FINISHED_LENGTH:
             return "length"
+        if self is Status.FAILED:
+            return "error"
         return "abort" if self is Status.ABORTED else None
 
 
@@ -62,6 +80,7 @@ class Sequence:
     params: SamplingParams
     seed: int
     cache_keys: tuple[CacheKey, ...] = ()
+    matcher: Matcher | None = None  # of `params.grammar`
     arrival: int = 0
     status: Status = Status.WAITING
     token_ids: list[int] = field(init=False)
@@ -70,6 +89,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # found in the prefix cache at the first admission
     num_preemptions: int = 0
+    failure: str = ""  # why it FAILED
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest, StreamInterrupted
+from adapters.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest, RequestError, StreamInterrupted
 from adapters.models.model_files import check_model
 from adapters.models.model_store import DEFAULT_MODEL, ModelStore, ModelStoreError
 from adapters.native import LONG_PROMPT_CHARS, Adapter, NativeOptions, params_of
@@ -333,3 +334,54 @@ async def test_the_real_model_follows_a_simple_instruction() -> None:
         chunks = await collect(adapter, chat("What is the capital of France?", max_tokens=24, temperature=0))
         assert "Paris" in text_of(chunks)
         assert [each.id for each in await adapter.models()] == [DEFAULT_MODEL]
+
+
+def wants(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 99}, "up": {"type": "boolean"}},
+    "required": ["x", "up"],
+    "additionalProperties": False,
+}
+
+
+async def test_every_choice_has_the_form_that_was_asked_for(adapter: Adapter) -> None:
+    chunks = await collect(adapter, chat(response_format=wants(POINT), n=3, seed=1, max_tokens=200))
+    for index in range(3):
+        point = json.loads(text_of(chunks, index))
+        assert (set(point), type(point["x"]), type(point["up"])) == ({"x", "up"}, int, bool)
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["stop"] * 3
+
+
+async def test_any_object_is_a_form_too(adapter: Adapter) -> None:
+    texts = [
+        text_of(await collect(adapter, chat(response_format={"type": "json_object"}, seed=seed, max_tokens=300)))
+        for seed in range(4)
+    ]
+    assert all(text.startswith("{") for text in texts)
+    assert any(text.endswith("}") and isinstance(json.loads(text), dict) for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        (wants({"type": "array", "uniqueItems": True}), "response_format cannot be followed: .*uniqueItems"),
+        ({"type": "json_schema", "json_schema": {"name": "n"}}, "response_format"),
+        ({"type": "grammar"}, "response_format"),
+    ],
+)
+async def test_a_form_that_cannot_be_held_is_refused_by_name(
+    adapter: Adapter, wanted: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(RequestError, match=reason) as refusal:
+        await collect(adapter, chat(response_format=wanted))
+    assert refusal.value.param == "response_format"
+
+
+async def test_a_form_decides_itself_where_it_ends(adapter: Adapter) -> None:
+    for field, value in (("min_tokens", 5), ("ignore_eos", True)):
+        with pytest.raises(InvalidRequest, match=f"{field} must be .* beside a grammar"):
+            await collect(adapter, chat(response_format=wants(POINT), **{field: value}))
