@@ -41,6 +41,8 @@ from adapters.types import (
     set_fields,
 )
 
+ANY = "*"  # in an engine's name for its model: what the caller has asked for
+
 
 class Capabilities(Struct, frozen=True, kw_only=True):
     """What an engine can do. `parameters` holds the request fields it honours (prompt and messages aside)."""

@@ -41,6 +41,11 @@ class GoodgateError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
 
+    def rename(self, param: str) -> None:
+        """Call the field at fault, which the message has in quotes, as the client wrote it."""
+        self.message = self.message.replace(f"'{self.param}'", f"'{param}'")
+        self.param = param
+
 
 class RequestError(GoodgateError):
     status = 400

@@ -8,6 +8,7 @@ are better served by `openai_compatible`, which adds no process and passes on wh
 
 - Which fields are honoured is litellm's own account of the provider and model, asked for at the start; whatever else a
   request asks for is refused by name, and litellm is told to drop nothing.
+- `model: PROVIDER/*` passes on what the caller asked for. What is honoured is then what the provider does in general.
 - Addresses, keys and versions come from the configuration alone: a request's fields go through by name, and tools are
   functions, because other kinds make providers and litellm connect to servers that the caller names.
 - Several choices come in one piece, because litellm's streams lose the finish reasons of all but one.
@@ -24,7 +25,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta, Struct
 
-from adapters.base import Capabilities, EngineAdapter, EngineOptions, Health, Load, ModelInfo
+from adapters.base import ANY, Capabilities, EngineAdapter, EngineOptions, Health, Load, ModelInfo
 from adapters.config import secret
 from adapters.errors import (
     ContextLengthExceeded,
@@ -71,6 +72,11 @@ class CloudOptions(EngineOptions):
     connect_timeout_s: Seconds = 5.0
     first_token_timeout_s: Seconds = 120.0
     token_timeout_s: Seconds = 60.0
+
+    def __post_init__(self) -> None:
+        provider, any_model, rest = self.model.partition(ANY)
+        if any_model and ("/" not in provider or ANY in rest):
+            raise ValueError("a `*` in `model` stands for a model of one provider: write it as PROVIDER/*")
 
 
 class _Told(Struct):
@@ -157,13 +163,18 @@ class Adapter(EngineAdapter[CloudOptions]):
     def _fields(self, request: GenerateRequest, dialect: Dialect) -> dict[str, Any]:
         """The request as litellm takes it."""
         fields = request_body(request, dialect, self.options.model)
-        del fields["model"]  # the configuration's; it is not for a caller to choose
+        del fields["model"]
+        fields |= self._chosen(request.model)
         for message in fields.get("messages", ()):
             if message.get("tool_calls") and not message["content"]:
                 message["content"] = None  # an empty text would be filled up with a sentence of litellm's
         if request.num_choices > 1:
             del fields["stream"], fields["stream_options"]
         return fields
+
+    def _chosen(self, asked: str) -> dict[str, str]:
+        """The model where it is for a caller to choose; else the worker has the configuration's."""
+        return {"model": self.options.model.replace(ANY, asked)} if ANY in self.options.model else {}
 
     async def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
         worker, facts = self._started()
@@ -188,7 +199,7 @@ class Adapter(EngineAdapter[CloudOptions]):
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         worker, facts = self._started()
         self.check_embedding(request)
-        fields = embedding_fields(request, facts)
+        fields = embedding_fields(request, facts) | self._chosen(request.model)
         vectors: list[list[float]] = [[] for _ in request.input]
         prompt_tokens = 0
         try:

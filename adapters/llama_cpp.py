@@ -157,7 +157,7 @@ class Adapter(Installable, OpenAIHTTPAdapter[ContentOptions]):
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
         self.check_tokenize(request)
         if request.messages is not None:
-            body = self.tokenize_body(request, await self.served_model())
+            body = self.tokenize_body(request, await self.served_model(request.model))
             prompt = read_text(self.engine, await self.client.ask(Post("/apply-template", body)), "prompt")
             request = TokenizeRequest(model=request.model, prompt=prompt)
         tokens = await super().tokenize(request)

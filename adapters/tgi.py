@@ -107,7 +107,8 @@ class Adapter(OpenAIHTTPAdapter[TGIOptions]):
         info = self.decode(await self.get("/info"), _Info)
         return [ModelInfo(self.options.model or info.model_id, info.max_total_tokens)]
 
-    async def served_model(self) -> str:
+    async def served_model(self, asked: str = "") -> str:
+        del asked  # it serves one model
         return self.options.adapter_id or "tgi"
 
     def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:

@@ -19,6 +19,7 @@ from gateway.evidence import ProvenGoodput
 from gateway.fleet import Fleet
 from gateway.handlers.admin import AdminHandlers
 from gateway.handlers.anthropic import AnthropicHandlers
+from gateway.handlers.models import ModelHandlers
 from gateway.handlers.openai import OpenAIHandlers
 from gateway.handlers.questions import QuestionHandlers
 from gateway.handlers.responses import ResponsesHandlers
@@ -63,8 +64,9 @@ def create_app(
         client_max_size=config.server.max_body_mib << 20,
     )
     app.on_response_prepare.append(headers_of(dispatcher))
-    app.add_routes(OpenAIHandlers(dispatcher, fleet, config.server).routes())
-    app.add_routes(AnthropicHandlers(dispatcher, config.server).routes())
+    app.add_routes(OpenAIHandlers(dispatcher, config.server).routes())
+    app.add_routes(ModelHandlers(fleet).routes())
+    app.add_routes(AnthropicHandlers(dispatcher, fleet, config.server).routes())
     app.add_routes(QuestionHandlers(dispatcher, fleet, config.server).routes())
     app.add_routes(ResponsesHandlers(dispatcher, config.server, store).routes())
     app.add_routes(AdminHandlers(dispatcher, fleet, metrics).routes())

@@ -24,6 +24,8 @@ from adapters.base import EngineAdapter, EngineOptions
 from adapters.errors import GoodgateError
 from adapters.launching.launch import Launchable
 from adapters.option_errors import explain, nearest
+from gateway.names import is_pattern
+from gateway.shaping import Rules, shape_of
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
@@ -99,15 +101,29 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     options: dict[str, Any] = {}
 
 
-class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model as clients name it, and the replicas that serve it."""
+class NamedConfig(Rules, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What clients can ask for by a name: which names those are, what holds for the requests, and who answers if the
+    first choice cannot. Aliases may be patterns."""
 
     name: Name
     aliases: tuple[Name, ...] = ()
-    routing: RoutingPolicy = "least_load"
     fallbacks: tuple[Name, ...] = ()
+    context_fallbacks: tuple[Name, ...] = ()
     max_attempts: Annotated[int, Meta(ge=1, le=10)] = 3
+
+
+class ModelConfig(NamedConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model, and the replicas that serve it."""
+
+    routing: RoutingPolicy = "least_load"
     replicas: Annotated[tuple[ReplicaConfig, ...], Meta(min_length=1)]
+
+
+class GroupConfig(NamedConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Several models under one name: the first that can answers, or the one with the least to do."""
+
+    routing: Literal["order"] | RoutingPolicy = "order"
+    models: Annotated[tuple[Name, ...], Meta(min_length=1)]
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,6 +136,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     responses: ResponsesConfig = ResponsesConfig()
     evidence: Annotated[str, Meta(min_length=1)] | None = None
     models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
+    groups: tuple[GroupConfig, ...] = ()
 
 
 def load_config(path: Path, find_adapter: FindAdapter = registry.adapter_class) -> Config:
@@ -150,6 +167,8 @@ def parse_config(data: object, find_adapter: FindAdapter = registry.adapter_clas
         raise ConfigError(explain(error, Config)) from error
     config = _with_replica_names(config)
     _check_names(config)
+    _check_references(config)
+    _check_rules(config)
     for model in config.models:
         for replica in model.replicas:
             _check_replica(replica, model, find_adapter)
@@ -265,25 +284,51 @@ def _with_replica_names(config: Config) -> Config:
 
 
 def _check_names(config: Config) -> None:
-    """Each name a client can send leads to one model, replicas of a model differ, and fallbacks exist."""
+    """Each name a client can send leads to one model or group, and replicas of a model differ."""
     owners: dict[str, str] = {}
-    for model in config.models:
-        for name in (model.name, *model.aliases):
+    for named in (*config.models, *config.groups):
+        if is_pattern(named.name):
+            raise ConfigError(f"The name {named.name!r} is a pattern: give a plain name, and the pattern as an alias.")
+        for name in (named.name, *named.aliases):
             if name in owners:
-                raise ConfigError(f"The name {name!r} leads to two models: {owners[name]!r} and {model.name!r}.")
-            owners[name] = model.name
-        replica_names = [replica.name for replica in model.replicas]
-        for twice in {name for name in replica_names if replica_names.count(name) > 1}:
-            raise ConfigError(f"Model {model.name!r} has two replicas named {twice!r}; give each its own `name`.")
-    known = {model.name for model in config.models}
+                raise ConfigError(f"The name {name!r} leads to two models: {owners[name]!r} and {named.name!r}.")
+            if name.count("*") > 1:
+                raise ConfigError(f"The alias {name!r} of {named.name!r} has more than one `*`; a pattern has one.")
+            owners[name] = named.name
     for model in config.models:
-        for fallback in model.fallbacks:
-            if fallback not in known:
+        names = [replica.name for replica in model.replicas]
+        for twice in {name for name in names if names.count(name) > 1}:
+            raise ConfigError(f"Model {model.name!r} has two replicas named {twice!r}; give each its own `name`.")
+
+
+def _check_references(config: Config) -> None:
+    """Fallbacks and members of groups are models. Nobody follows the fallbacks of a fallback, so they form no rings."""
+    known = {model.name for model in config.models}
+    for named in (*config.models, *config.groups):
+        what = "Group" if isinstance(named, GroupConfig) else "Model"
+        members = named.models if isinstance(named, GroupConfig) else ()
+        for name in (*named.fallbacks, *named.context_fallbacks):
+            if name not in known:
                 raise ConfigError(
-                    f"Model {model.name!r} falls back to an unknown model {fallback!r}{nearest(fallback, known)}."
+                    f"{what} {named.name!r} falls back to an unknown model {name!r}{nearest(name, known)}."
                 )
-            if fallback == model.name:
-                raise ConfigError(f"Model {model.name!r} falls back to itself.")
+            if name == named.name:
+                raise ConfigError(f"{what} {named.name!r} falls back to itself.")
+            if name in members and name in named.fallbacks:
+                raise ConfigError(f"{what} {named.name!r} falls back to {name!r}, which is a model of it.")
+        for name in members:
+            if name not in known:
+                raise ConfigError(f"{what} {named.name!r} holds an unknown model {name!r}{nearest(name, known)}.")
+            if members.count(name) > 1:
+                raise ConfigError(f"{what} {named.name!r} holds the model {name!r} twice.")
+
+
+def _check_rules(config: Config) -> None:
+    for named in (*config.models, *config.groups):
+        try:
+            shape_of(named.name, named)
+        except ValueError as error:
+            raise ConfigError(f"{error} (model {named.name!r}).") from error
 
 
 def _check_replica(replica: ReplicaConfig, model: ModelConfig, find_adapter: FindAdapter) -> None:

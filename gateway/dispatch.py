@@ -1,4 +1,4 @@
-"""One request's life: admit -> route -> attempt -> stream -> record.
+"""One request's life: shape -> admit -> route -> attempt -> stream -> record.
 
     async with dispatcher.open([request], trace) as answer:      # the first chunk is in hand, nothing has been sent yet
         async for chunk in answer:
@@ -10,7 +10,8 @@ has answered there is no second attempt, because the client may have seen a part
 stream sees nothing before the end, so there the whole answer is in hand before `open` answers. Leaving the block, for
 whatever reason, closes the adapter's generator, and that stops the engine's work.
 
-A question takes the same way, but never to a fallback model: its vectors and token ids would mean something else.
+A question takes the same way, but always to one model, a group's first, and never to a fallback: the vectors and token
+ids of another would mean something else.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
+import msgspec
+
 from adapters.base import EngineAdapter
 from adapters.errors import (
+    ContextLengthExceeded,
     EngineProtocolError,
     EngineUnavailable,
     GoodgateError,
@@ -42,6 +46,7 @@ from gateway.records import logs
 from gateway.records.metrics import Metrics
 from gateway.records.trace import CANCELLED, Attempt, Trace, new_request_id
 from gateway.routing import POLICIES, ReplicaView
+from gateway.shaping import shaped
 from gateway.tenants import cost
 from gateway.tenants.accounts import Claim
 from gateway.tenants.budgets import Amount, microseconds
@@ -116,6 +121,7 @@ class Dispatcher:
         """Generate for one prompt or several; several become one answer whose choice index is prompt * n + k."""
         model = self._fleet.resolve(requests[0].model, trace.caller)
         trace.model = model.name
+        requests = [self._shaped(each, model) for each in requests]
         costs = [cost.of_generation(each) for each in requests]
         with self._admitted(len(requests)):
             async with self._within_limits(trace, costs):
@@ -129,7 +135,7 @@ class Dispatcher:
 
     async def ask(self, question: Question[T], name: str, trace: Trace) -> T:
         """The answer of one of the model's own replicas."""
-        model = self._fleet.resolve(name, trace.caller)
+        model = self._fleet.resolve_one(name, trace.caller)
         trace.model = model.name
         costs = [Cost(question.expected_tokens, 0)]
         with self._admitted(1):
@@ -209,13 +215,34 @@ class Dispatcher:
 
     @asynccontextmanager
     async def _generation(self, model: ServedModel, trace: Trace, request: GenerateRequest) -> AsyncIterator[Answer]:
-        """The answer of the first replica that gives one: of the model's own, or of those of its fallbacks."""
-        fallbacks = [self._fleet.models[name] for name in model.config.fallbacks]
-        chain = [model, *(each for each in fallbacks if each.is_for(trace.caller))]
-        replicas = self._route(chain, lambda adapter: adapter.check_parameters(request))
-        strict = await strict_tools(request)
+        """The answer of the first replica that gives one: of the model's own, or of those of its fallbacks. A prompt
+        that is too long for it goes to the models that are there for long ones."""
+
+        def check(adapter: EngineAdapter[Any]) -> None:
+            adapter.check_parameters(request)
+
+        attempt = partial(self._generate_on, trace, request, await strict_tools(request))
         async with AsyncExitStack() as stack:
-            yield await _first_to_answer(stack, replicas, partial(self._generate_on, trace, request, strict))
+            chain = [model, *self._models(model.config.fallbacks, trace)]
+            try:
+                answer = await _first_to_answer(stack, self._route(chain, check), attempt)
+            except ContextLengthExceeded:
+                longer = self._models(model.config.context_fallbacks, trace)
+                if not longer:
+                    raise
+                answer = await _first_to_answer(stack, self._route(longer, check), attempt)
+            yield answer
+
+    def _models(self, names: Sequence[str], trace: Trace) -> list[ServedModel]:
+        """Those of the models that the caller may use."""
+        models = [self._fleet.models[name] for name in names]
+        return [model for model in models if model.is_for(trace.caller)]
+
+    def _shaped(self, request: GenerateRequest, model: ServedModel) -> GenerateRequest:
+        """The request as replicas get it. Its `model` is then what a `*` in their own name for it stands for."""
+        request = shaped(request, model.shape)
+        asked = self._fleet.passed_on(request.model)
+        return request if asked == request.model else msgspec.structs.replace(request, model=asked)
 
     def _route(self, chain: Sequence[ServedModel], check: Check) -> Iterator[Replica]:
         """Replicas that can do what is asked, best first: those of the first model in the chain, then of the next."""
@@ -237,8 +264,8 @@ class Dispatcher:
             yield self._last_resort(chain[0])
 
     def _in_order(self, model: ServedModel) -> list[Replica]:
-        ready = {replica.name: replica for replica in model.replicas if replica.is_ready}
-        views = [ReplicaView(replica.name, replica.in_flight) for replica in ready.values()]
+        ready = {f"{replica.model}/{replica.name}": replica for replica in model.replicas if replica.is_ready}
+        views = [ReplicaView(name, each.in_flight, model.rank(each)) for name, each in ready.items()]
         return [ready[view.name] for view in POLICIES[model.config.routing](views, self._fleet.next_turn(model))]
 
     def _last_resort(self, model: ServedModel) -> Replica:

@@ -16,6 +16,7 @@ from adapters.errors import ContextLengthExceeded, GoodgateError, Overloaded, Re
 MAX_RETRY_AFTER_S = 120  # official clients do not retry at all after a longer wait
 JSON = "application/json"
 MESSAGES = "/v1/messages"
+MODELS = "/v1/models"  # the one path of both dialects
 
 
 class RouteNotFound(RequestError):
@@ -97,13 +98,21 @@ _ANTHROPIC_TYPES = {
 }
 
 
-def is_anthropic(path: str) -> bool:
-    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
+def is_anthropic(request: web.BaseRequest) -> bool:
+    """Their routes, and the one that they share with OpenAI's where the request says whose it is."""
+    if _is_at(request.path, MODELS):
+        return "anthropic-version" in request.headers
+    return _is_at(request.path, MESSAGES)
 
 
-def response(error: GoodgateError, *, path: str = "", request_id: str = "") -> web.Response:
+def _is_at(path: str, route: str) -> bool:
+    return path == route or path.startswith(f"{route}/")
+
+
+def response(error: GoodgateError, *, request: web.BaseRequest | None = None, request_id: str = "") -> web.Response:
     """The error as a response of its own, in the shape of the route. 503 always says when to come back."""
-    told = anthropic_body(error, request_id) if is_anthropic(path) else body(error)
+    is_theirs = request is not None and is_anthropic(request)
+    told = anthropic_body(error, request_id) if is_theirs else body(error)
     answer = web.Response(status=error.status, body=told, content_type=JSON)
     if error.retry_after_s is not None or error.status == 503:
         wait_s = min(max(math.ceil(error.retry_after_s or 1), 1), MAX_RETRY_AFTER_S)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -34,9 +34,11 @@ from adapters.launching.launch import EngineProcess, launch
 from adapters.launching.restart import Policy
 from adapters.models.model_store import ModelMissing
 from adapters.wire.engine_client import launched_options
-from gateway.config import Config, FindAdapter, ModelConfig, ReplicaConfig, adapter_options
+from gateway.config import Config, FindAdapter, GroupConfig, ModelConfig, ReplicaConfig, adapter_options
 from gateway.engine_time import EngineTime
+from gateway.names import MAX_LENGTH, Match, Names
 from gateway.records import logs
+from gateway.shaping import Shape, shape_of
 from gateway.tenants.keys import Key
 
 FIRST_RETRY_S = 1.0
@@ -79,10 +81,12 @@ class Replica:
 
 @dataclass(slots=True, eq=False)
 class ServedModel:
-    """A configured model with its replicas. `turn` counts its requests, for round robin."""
+    """A configured model with its replicas, or a group with those of its models. `turn` counts its requests, for round
+    robin; `shape` is what holds for them."""
 
-    config: ModelConfig
+    config: ModelConfig | GroupConfig
     replicas: list[Replica]
+    shape: Shape | None = None
     turn: int = 0
 
     @property
@@ -92,6 +96,10 @@ class ServedModel:
     @property
     def is_ready(self) -> bool:
         return any(replica.is_ready for replica in self.replicas)
+
+    def rank(self, replica: Replica) -> int:
+        """The place of the replica's model in the group."""
+        return self.config.models.index(replica.model) if isinstance(self.config, GroupConfig) else 0
 
     def is_for(self, caller: Key | None) -> bool:
         return caller is None or caller.may_use((self.name, *self.config.aliases))
@@ -106,29 +114,48 @@ class Fleet:
         self._has_served = False  # some replica was ready once
         self.created = int(time.time())
         self.models = {
-            model.name: ServedModel(model, [_replica(model.name, replica) for replica in model.replicas])
+            model.name: ServedModel(
+                model, [_replica(model.name, replica) for replica in model.replicas], shape_of(model.name, model)
+            )
             for model in config.models
         }
-        self._names = {name: model for model in self.models.values() for name in (model.name, *model.config.aliases)}
+        self.groups = {group.name: _group(group, self.models) for group in config.groups}
+        self._named = (*self.models.values(), *self.groups.values())
+        self._names = Names({name: named for named in self._named for name in (named.name, *named.config.aliases)})
 
     @property
     def replicas(self) -> list[Replica]:
         return [replica for model in self.models.values() for replica in model.replicas]
 
     def resolve(self, name: str, caller: Key | None = None) -> ServedModel:
-        """The model behind a name or an alias. One that the caller may not use is as unknown as one that is not there,
-        and no hint names it."""
-        model = self._names.get(name)
-        if model is None or not model.is_for(caller):
-            names = [each for each, known in self._names.items() if known.is_for(caller)]
-            nearest = difflib.get_close_matches(name, names, n=1)
-            models = ", ".join(sorted(model.name for model in self.served_to(caller))) or "none for this key"
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"there is: {models}."
-            raise ModelNotFound(f"There is no model {name!r}; {hint}", param="model")
-        return model
+        """The model or group behind a name, an alias or a name that a pattern matches. One that the caller may not use
+        is as unknown as one that is not there, and no hint names it."""
+        match = self._names.find(name)
+        if match is None or not _may_ask(caller, name, match):
+            raise self._not_found(name, caller)
+        return match.target
+
+    def resolve_one(self, name: str, caller: Key | None = None) -> ServedModel:
+        """The same, for what the models of a group would not answer alike: then it is the first of them."""
+        named = self.resolve(name, caller)
+        return self.models[named.config.models[0]] if isinstance(named.config, GroupConfig) else named
+
+    def passed_on(self, name: str) -> str:
+        """What a `*` in a replica's own `model` stands for: what the client wrote, or the part of it that a pattern has
+        left open."""
+        match = self._names.find(name)
+        return name if match is None or match.part is None else match.part
 
     def served_to(self, caller: Key | None) -> list[ServedModel]:
-        return [model for model in self.models.values() if model.is_for(caller)]
+        return [named for named in self._named if named.is_for(caller)]
+
+    def _not_found(self, name: str, caller: Key | None) -> ModelNotFound:
+        shown = name if len(name) <= MAX_LENGTH else f"{name[:64]}..."
+        names = [each for each, known in self._names.written_out.items() if known.is_for(caller)]
+        nearest = difflib.get_close_matches(shown, names, n=1)
+        models = ", ".join(sorted(named.name for named in self.served_to(caller))) or "none for this key"
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"there is: {models}."
+        return ModelNotFound(f"There is no model {shown!r}; {hint}", param="model")
 
     @contextmanager
     def generation(self, replica: Replica) -> Iterator[Callable[[float], float]]:
@@ -286,3 +313,16 @@ def _why_none_serves(replicas: list[Replica]) -> str:
 
 def _replica(model: str, config: ReplicaConfig) -> Replica:
     return Replica(name=config.name or config.engine, model=model, engine=config.engine, config=config)
+
+
+def _group(config: GroupConfig, models: Mapping[str, ServedModel]) -> ServedModel:
+    replicas = [replica for name in config.models for replica in models[name].replicas]
+    return ServedModel(config, replicas, shape_of(config.name, config))
+
+
+def _may_ask(caller: Key | None, name: str, match: Match[ServedModel]) -> bool:
+    """Through a pattern a key reaches only what it may ask for by that name too: a key for `small*` does not come by
+    `*` to a model of another name."""
+    if caller is None or match.part is None:
+        return match.target.is_for(caller)
+    return match.target.is_for(caller) and caller.may_use([name])

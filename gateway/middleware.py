@@ -66,7 +66,7 @@ def enveloping(dispatcher: Dispatcher) -> Middleware:
             logs.error(_log, "unexpected failure", error=fault, request_id=trace.request_id, route=trace.route)
             error = envelope.InternalError(trace.request_id)
         request[TRACE].code = error.code or error.type
-        return envelope.response(error, path=request.path, request_id=request[TRACE].request_id)
+        return envelope.response(error, request=request, request_id=request[TRACE].request_id)
 
     return middleware
 
@@ -79,7 +79,7 @@ def headers_of(dispatcher: Dispatcher) -> Callable[[web.Request, web.StreamRespo
         if trace is not None:
             response.headers["x-request-id"] = trace.request_id
             response.headers.update(trace.limits)
-            if envelope.is_anthropic(request.path):
+            if envelope.is_anthropic(request):
                 response.headers["request-id"] = trace.request_id  # where their clients look
             if (last := trace.last_attempt) is not None:
                 response.headers["x-goodgate-engine"] = last.engine

@@ -22,6 +22,7 @@ class ReplicaView(Struct, frozen=True):
 
     name: str
     in_flight: int = 0
+    rank: int = 0  # the place of its model in a group
 
 
 Policy = Callable[[Sequence[ReplicaView], int], list[ReplicaView]]
@@ -40,4 +41,9 @@ def least_load(views: Sequence[ReplicaView], turn: int) -> list[ReplicaView]:
     return sorted(round_robin(views, turn), key=lambda view: view.in_flight)
 
 
-POLICIES: Mapping[str, Policy] = {"round_robin": round_robin, "least_load": least_load}
+def in_order(views: Sequence[ReplicaView], turn: int) -> list[ReplicaView]:
+    """A group's first model before its second, and so on; of one model the replica with the least to do."""
+    return sorted(least_load(views, turn), key=lambda view: view.rank)
+
+
+POLICIES: Mapping[str, Policy] = {"round_robin": round_robin, "least_load": least_load, "order": in_order}

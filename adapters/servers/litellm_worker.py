@@ -176,7 +176,7 @@ class Model:
             "embedding_parameters": sorted(set(embeds or ())),
             # Elsewhere litellm would send the prompt as a user's message, which is another thing.
             "has_text_route": provider in {"text-completion-openai", "azure_text"}
-            or (provider == "openai" and name not in self._litellm.open_ai_chat_completion_models),
+            or (provider == "openai" and "*" not in name and name not in self._litellm.open_ai_chat_completion_models),
         }
 
     def _mode(self) -> str:
@@ -188,7 +188,7 @@ class Model:
 
     async def events(self, route: str, fields: dict[str, Any], call: Call) -> AsyncGenerator[dict[str, Any], None]:
         """The answer to one request, as OpenAI's stream has it; vectors one by one."""
-        unknown = fields.keys() - FIELDS
+        unknown = fields.keys() - FIELDS - ({"model"} if "*" in self._name else set())
         if unknown:
             raise ValueError(f"the field {min(unknown)!r} is not passed on")
         asked = {"model": self._name, **fields, **self._fixed}

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 from msgspec import Struct
 
-from adapters.base import Capabilities, EngineAdapter, Health, Load, ModelInfo
+from adapters.base import ANY, Capabilities, EngineAdapter, Health, Load, ModelInfo
 from adapters.errors import EngineUnavailable, GoodgateError, ModelNotFound, UnsupportedOperation
 from adapters.types import (
     ChatRequest,
@@ -127,7 +127,7 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         self.check_embedding(request)
         with self._asking():
-            model = await self.served_model()
+            model = await self.served_model(request.model)
             body = embedding_body(request, model, as_base64=self.side_routes.embeds_as_base64)
             answer = await self.client.ask(Post(EMBEDDINGS, body))
             # 0.1 s for 2048 vectors of 1024 numbers, in which other streams go on.
@@ -136,7 +136,7 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
         self.check_tokenize(request)
         with self._asking():
-            body = self.tokenize_body(request, await self.served_model())
+            body = self.tokenize_body(request, await self.served_model(request.model))
             return read_tokens(self.engine, await self.client.ask(Post(self.side_routes.tokenize, body)))
 
     async def detokenize(self, ids: Sequence[int]) -> str:
@@ -170,8 +170,13 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
     def decode(self, body: bytes, kind: type[_T]) -> _T:
         return self.client.decode(body, kind)
 
-    async def served_model(self) -> str:
-        """The name to ask for: the configured one, or the only one that the engine serves."""
+    async def served_model(self, asked: str = "") -> str:
+        """The name to ask for: the configured one, with what the caller asked for in the place of a `*`, or the only
+        one that the engine serves."""
+        if ANY in self.options.model:
+            if not asked:
+                raise UnsupportedOperation("this route for whichever model is asked for", self.engine)
+            return self.options.model.replace(ANY, asked)
         if not self._served_model:
             try:
                 names = [model.id for model in await self.models()]
@@ -195,7 +200,7 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
         """What to send, and who reads the answer. Engines that key their state on ids put `request_id` into it."""
         return Exchange(
             path="/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions",
-            body=self.body(request, await self.served_model()),
+            body=self.body(request, await self.served_model(request.model)),
             reader=StreamReader(self.engine, request, self.dialect, on_unknown_reason=self.count_unknown_reason),
         )
 

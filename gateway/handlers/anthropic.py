@@ -15,11 +15,12 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from adapters.errors import GoodgateError, UnsupportedParameter
+from adapters.errors import GoodgateError, RequestError
 from gateway import envelope
 from gateway.body import read_json
 from gateway.config import ServerConfig
 from gateway.dispatch import Dispatcher, Question
+from gateway.fleet import Fleet
 from gateway.handlers.anthropic_answers import MESSAGE_STOP, PING, MessageEvents, MessageFold, MessageHead
 from gateway.handlers.anthropic_requests import MessagesBody, decode_count, decode_messages
 from gateway.handlers.streaming import tell_how_it_ends
@@ -29,8 +30,9 @@ from gateway.tenants.auth import keyed
 
 
 class AnthropicHandlers:
-    def __init__(self, dispatcher: Dispatcher, limits: ServerConfig) -> None:
+    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, limits: ServerConfig) -> None:
         self._dispatcher = dispatcher
+        self._fleet = fleet
         self._limits = limits
 
     def routes(self) -> list[web.RouteDef]:
@@ -47,10 +49,11 @@ class AnthropicHandlers:
     async def count_tokens(self, request: web.Request) -> web.Response:
         """Counted by the engine that would answer, with its own tokenizer and template."""
         wanted = decode_count(await read_json(request, self._limits)).question()
+        name, wanted.model = wanted.model, self._fleet.passed_on(wanted.model)
         question = Question(
             check=lambda adapter: adapter.check_tokenize(wanted), ask=lambda adapter: adapter.tokenize(wanted)
         )
-        tokens = await self._dispatcher.ask(question, wanted.model, request[TRACE])
+        tokens = await self._dispatcher.ask(question, name, request[TRACE])
         counted = msgspec.json.encode({"input_tokens": len(tokens.ids)})
         return web.Response(body=counted, content_type=envelope.JSON)
 
@@ -87,11 +90,13 @@ class AnthropicHandlers:
 
 @contextmanager
 def _in_words_of(body: MessagesBody) -> Iterator[None]:
-    """A field that an engine refuses is named as the client wrote it."""
+    """A field that an engine or the configuration refuses is named as the client wrote it."""
     try:
         yield
-    except UnsupportedParameter as error:
-        raise UnsupportedParameter(body.name_of(error.param or ""), error.engine) from error
+    except RequestError as error:
+        if error.param is not None:
+            error.rename(body.name_of(error.param))
+        raise
 
 
 def _error_event(error: GoodgateError, request_id: str) -> bytes:

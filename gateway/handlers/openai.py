@@ -1,13 +1,13 @@
 """OpenAI's routes: decode and check the body, let the dispatcher generate, encode what comes.
 
-POST /v1/chat/completions    POST /v1/completions    GET /v1/models    GET /v1/models/{id}
+POST /v1/chat/completions    POST /v1/completions
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
@@ -29,7 +29,6 @@ from gateway import envelope
 from gateway.body import read_json
 from gateway.config import ServerConfig
 from gateway.dispatch import Answer, Dispatcher
-from gateway.fleet import Fleet, ServedModel
 from gateway.handlers.openai_wire import (
     REASONING_FIELDS,
     AnswerHead,
@@ -74,17 +73,14 @@ _completion_decoder = msgspec.json.Decoder(CompletionBody)
 
 
 class OpenAIHandlers:
-    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, limits: ServerConfig) -> None:
+    def __init__(self, dispatcher: Dispatcher, limits: ServerConfig) -> None:
         self._dispatcher = dispatcher
-        self._fleet = fleet
         self._limits = limits
 
     def routes(self) -> list[web.RouteDef]:
         return [
             web.post("/v1/chat/completions", keyed(self.chat_completions)),
             web.post("/v1/completions", keyed(self.completions)),
-            web.get("/v1/models", keyed(self.list_models)),
-            web.get("/v1/models/{id:.+}", keyed(self.get_model)),
         ]
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
@@ -94,16 +90,6 @@ class OpenAIHandlers:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = decode_as(_completion_decoder, await read_json(request, self._limits))
         return await self._respond(request, split_prompts(body), COMPLETION)
-
-    async def list_models(self, request: web.Request) -> web.Response:
-        models = [self._model_object(model) for model in self._fleet.served_to(request[TRACE].caller)]
-        return _json_response({"object": "list", "data": models})
-
-    async def get_model(self, request: web.Request) -> web.Response:
-        return _json_response(self._model_object(self._fleet.resolve(request.match_info["id"], request[TRACE].caller)))
-
-    def _model_object(self, model: ServedModel) -> dict[str, Any]:
-        return {"id": model.name, "object": "model", "created": self._fleet.created, "owned_by": "goodgate"}
 
     async def _respond(
         self, request: web.Request, requests: Sequence[GenerateRequest], dialect: Dialect
@@ -169,7 +155,3 @@ def _head(answer: Answer, dialect: Dialect) -> AnswerHead:
 
 def _num_choices(requests: Sequence[GenerateRequest]) -> int:
     return len(requests) * requests[0].num_choices
-
-
-def _json_response(data: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(data), content_type=envelope.JSON)

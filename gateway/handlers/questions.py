@@ -46,6 +46,7 @@ class QuestionHandlers:
     async def embeddings(self, request: web.Request) -> web.Response:
         body = decode_embedding(await read_json(request, self._limits))
         wanted, trace = body.request(), request[TRACE]
+        wanted.model = self._fleet.passed_on(body.model)
         question = Question(
             check=lambda adapter: adapter.check_embedding(wanted),
             ask=lambda adapter: adapter.embed(wanted),
@@ -58,7 +59,7 @@ class QuestionHandlers:
     async def tokenize(self, request: web.Request) -> web.Response:
         body = decode_tokenize(await read_json(request, self._limits))
         name = body.model or self._only_model(request)
-        wanted = body.request(name)
+        wanted = body.request(self._fleet.passed_on(name))
         question = Question(
             check=lambda adapter: adapter.check_tokenize(wanted), ask=lambda adapter: adapter.tokenize(wanted)
         )

@@ -429,6 +429,5 @@ _OUR_NAMES = {
 def use_callers_words(error: GoodgateError) -> None:
     """A refusal that names a field of the chat will name the field that the caller sent."""
     name = _OUR_NAMES.get(error.param or "")
-    if name is not None and error.param is not None:
-        error.message = error.message.replace(f"'{error.param}'", f"'{name}'")
-        error.param = name
+    if name is not None:
+        error.rename(name)

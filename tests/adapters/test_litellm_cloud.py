@@ -308,6 +308,26 @@ async def test_vectors_and_the_fields_that_they_need(openai: Provider) -> None:
         await openai.adapter.embed(EmbeddingRequest(model="small", input=["a", "b"]))
 
 
+@needs_litellm
+async def test_a_star_in_the_name_is_what_the_caller_asked_for() -> None:
+    vectors = {"object": "list", "data": [{"index": 0, "embedding": [1.0]}], "model": "x", "usage": USAGE}
+    async with provider("openai/*", "/v1") as made:
+        stream = [openai_chunk({"content": "A"}), openai_chunk({}, "stop"), openai_chunk(usage=USAGE)]
+        made.twin.reply(CHAT, Reply.stream(events(stream)))
+        made.twin.reply(EMBEDDINGS, Reply.plain(200, vectors))
+        for name in ("gpt-4o", "o3-mini"):
+            assert text(await collect(made.adapter, chat(model=name))) == "A"
+            assert made.twin.bodies[-1]["model"] == name
+        await made.adapter.embed(EmbeddingRequest(model="text-embedding-3-small", input=["a"]))
+        assert made.twin.bodies[-1]["model"] == "text-embedding-3-small"
+
+
+@pytest.mark.parametrize("name", ["*", "openai*", "openai/*/*"])
+def test_a_star_stands_for_one_model_of_one_provider(name: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match="PROVIDER/"):
+        msgspec.convert({"model": name}, CloudOptions)
+
+
 # --------------------------------------------------------------------------------------------- leaving, slow readers
 
 
@@ -524,7 +544,8 @@ async def test_tools_that_would_make_others_connect_are_refused(openai: Provider
 @needs_litellm
 @shared
 @pytest.mark.parametrize(
-    "field", ["api_base", "base_url", "api_key", "extra_headers", "extra_body", "custom_llm_provider", "mock_response"]
+    "field",
+    ["model", "api_base", "base_url", "api_key", "extra_headers", "extra_body", "custom_llm_provider", "mock_response"],
 )
 async def test_the_worker_passes_on_no_field_but_those_it_knows(openai: Provider, field: str) -> None:
     fields = {"messages": [{"role": "user", "content": "Hi"}], field: "http://127.0.0.1:9"}

@@ -7,8 +7,8 @@ import doctest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import admission, body, routing
-from gateway.routing import POLICIES, ReplicaView, least_load, round_robin
+from gateway import admission, body, names, routing
+from gateway.routing import POLICIES, ReplicaView, in_order, least_load, round_robin
 
 views = st.lists(st.integers(0, 50), max_size=8).map(
     lambda loads: [ReplicaView(f"r{n}", in_flight=load) for n, load in enumerate(loads)]
@@ -59,5 +59,12 @@ def test_a_draining_gateway_admits_nothing() -> None:
 
 
 def test_the_examples_in_the_pure_modules_are_true() -> None:
-    for module in (routing, body):
+    for module in (routing, body, names):
         assert doctest.testmod(module).failed == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=8), turns)
+def test_a_groups_models_keep_their_order_whatever_their_load(loads: list[tuple[int, int]], turn: int) -> None:
+    given_views = [ReplicaView(f"r{n}", load, rank) for n, (rank, load) in enumerate(loads)]
+    order = [(view.rank, view.in_flight) for view in in_order(given_views, turn)]
+    assert order == sorted(order)
