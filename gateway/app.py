@@ -13,7 +13,7 @@ from aiohttp import web
 
 from adapters import registry
 from gateway import health
-from gateway.config import Config, FindAdapter
+from gateway.config import Config, FindAdapter, tracing_headers
 from gateway.dispatch import Dispatcher
 from gateway.evidence import ProvenGoodput
 from gateway.fleet import Fleet
@@ -25,6 +25,8 @@ from gateway.handlers.questions import QuestionHandlers
 from gateway.handlers.responses import ResponsesHandlers
 from gateway.middleware import Sink, enveloping, headers_of, log_access, recording
 from gateway.records.metrics import Metrics
+from gateway.records.spans import SpanExporter
+from gateway.records.trace_context import Sampling
 from gateway.response_store import ResponseStore, store_of
 from gateway.tenants.auth import authenticating
 from gateway.tenants.keys import KeyRing, KeyStore
@@ -54,10 +56,17 @@ def create_app(
     dispatcher = Dispatcher(fleet, metrics, max_in_flight=config.server.max_in_flight, quotas=quotas)
     store = store_of(config.responses, home)
 
+    exporter = None
+    if config.tracing.exporter == "otlp":
+        exporter = SpanExporter(config.tracing.endpoint, tracing_headers(config.tracing), fleet, metrics)
+    sampling = Sampling(is_on=exporter is not None, share=config.tracing.sample)
+
     sinks: list[Sink] = [metrics.answered, *([log_access] if config.logs.access else [])]
+    if exporter is not None:
+        sinks.append(exporter)
     app = web.Application(
         middlewares=[
-            recording(sinks),
+            recording(sinks, sampling),
             enveloping(dispatcher),
             authenticating(ring, config.auth),
         ],
@@ -74,7 +83,11 @@ def create_app(
     async def keeping(_: web.Application) -> AsyncIterator[None]:
         if store is not None:
             store.open()
+        if exporter is not None:
+            exporter.start()
         yield
+        if exporter is not None:
+            await asyncio.to_thread(exporter.close)
         if store is not None:
             await store.close()
         await quotas.store.close()

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
+from urllib.parse import unquote
 
 import msgspec
 import yaml
@@ -24,6 +25,7 @@ from adapters.base import EngineAdapter, EngineOptions
 from adapters.errors import GoodgateError
 from adapters.launching.launch import Launchable
 from adapters.option_errors import explain, nearest
+from adapters.wire.engine_client import URL
 from gateway.names import is_pattern
 from gateway.shaping import Rules, shape_of
 
@@ -82,6 +84,15 @@ class LogsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     access: bool = True
 
 
+class TracingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where OpenTelemetry spans go, if anywhere, and for what share of the traces that begin here."""
+
+    exporter: Literal["none", "otlp"] = "none"
+    endpoint: URL = "http://127.0.0.1:4318"
+    sample: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    headers_env: Name | None = None
+
+
 class ResponsesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is kept of /v1/responses for clients that come back to it: where, how much and how long."""
 
@@ -133,6 +144,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     health: HealthConfig = HealthConfig()
     auth: AuthConfig = AuthConfig()
     logs: LogsConfig = LogsConfig()
+    tracing: TracingConfig = TracingConfig()
     responses: ResponsesConfig = ResponsesConfig()
     evidence: Annotated[str, Meta(min_length=1)] | None = None
     models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
@@ -169,6 +181,7 @@ def parse_config(data: object, find_adapter: FindAdapter = registry.adapter_clas
     _check_names(config)
     _check_references(config)
     _check_rules(config)
+    tracing_headers(config.tracing)
     for model in config.models:
         for replica in model.replicas:
             _check_replica(replica, model, find_adapter)
@@ -184,6 +197,21 @@ def adapter_options(replica: ReplicaConfig, adapter: AdapterClass) -> EngineOpti
         return msgspec.convert(options, adapter.Options)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{explain(error, adapter.Options)} ({where})") from error
+
+
+def tracing_headers(config: TracingConfig) -> dict[str, str]:
+    """Headers for the collector, out of the variable that the file names: `name=value,name=value`, percent-encoded as
+    in OTEL_EXPORTER_OTLP_HEADERS."""
+    if config.headers_env is None:
+        return {}
+    pairs = [pair.partition("=") for pair in os.environ.get(config.headers_env, "").split(",")]
+    headers = {name.strip(): unquote(value.strip()) for name, equals, value in pairs if name.strip() and equals}
+    if len(headers) < len(pairs):
+        raise ConfigError(
+            f"The environment variable {config.headers_env!r} named by `tracing.headers_env` must hold headers as "
+            "`name=value,name=value`."
+        )
+    return headers
 
 
 def describe(config: Config, find_adapter: FindAdapter = registry.adapter_class) -> str:

@@ -39,12 +39,14 @@ from adapters.errors import (
 )
 from adapters.tools.strict import StrictTools, held_to_schema, strict_tools
 from adapters.types import Chunk, GenerateRequest, Usage
+from adapters.wire import outgoing
 from gateway import admission
 from gateway.fan_out import fan_out
 from gateway.fleet import Fleet, Replica, ServedModel, State
 from gateway.records import logs
 from gateway.records.metrics import Metrics
 from gateway.records.trace import CANCELLED, Attempt, Trace, new_request_id
+from gateway.records.trace_context import new_span_id
 from gateway.routing import POLICIES, ReplicaView
 from gateway.shaping import shaped
 from gateway.tenants import cost
@@ -308,7 +310,10 @@ class Dispatcher:
     async def _attempt(self, replica: Replica, trace: Trace) -> AsyncIterator[Attempt]:
         """One try on one replica, open for as long as the block. Its outcome is counted once, whatever it is."""
         attempt = Attempt(model=replica.model, engine=replica.engine, replica=replica.name, outcome="ok")
+        if trace.span_id:
+            attempt.span_id = new_span_id()
         trace.attempts.append(attempt)
+        outgoing.HEADERS.set(trace.headers_for(attempt))
         with self._fleet.generation(replica) as share:
             try:
                 yield attempt
@@ -341,7 +346,7 @@ class Dispatcher:
         return first
 
     def _account(self, replica: Replica, trace: Trace, attempt: Attempt, usage: Usage) -> None:
-        attempt.completion_tokens += usage.completion_tokens
+        attempt.usage = usage
         trace.prompt_tokens += usage.prompt_tokens
         trace.completion_tokens += usage.completion_tokens
         if usage.cached_tokens is not None:

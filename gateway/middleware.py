@@ -16,6 +16,7 @@ from gateway import envelope
 from gateway.dispatch import Dispatcher
 from gateway.records import logs
 from gateway.records.trace import TRACE, Trace, new_request_id
+from gateway.records.trace_context import Sampling, begin, new_span_id
 
 CLIENT_LEFT = 499  # never sent: there is nobody to read it. Known from other gateways' logs
 UNMATCHED = "unmatched"
@@ -27,12 +28,15 @@ Sink: TypeAlias = Callable[[Trace], None]  # told of each request once, when it 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def recording(sinks: Sequence[Sink]) -> Middleware:
+def recording(sinks: Sequence[Sink], sampling: Sampling) -> Middleware:
     """Outermost: gives the request its trace, and tells everyone who keeps something of it once it has ended."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         trace = Trace(request_id=_request_id(request), route=_route(request), method=request.method, status=CLIENT_LEFT)
+        trace.context = begin(request.headers, sampling)
+        if trace.context is not None and trace.context.is_recorded:
+            trace.span_id = new_span_id()
         request[TRACE] = trace
         try:
             response = await handler(request)
@@ -121,6 +125,7 @@ def log_access(trace: Trace) -> None:
         _log,
         "request",
         request_id=trace.request_id,
+        trace_id=trace.trace_id,
         method=trace.method,
         route=trace.route,
         status=trace.status,

@@ -44,6 +44,7 @@ from adapters.errors import (
     UnsupportedOperation,
 )
 from adapters.types import Chunk
+from adapters.wire import outgoing
 from adapters.wire.load_metrics import LoadMetrics, read_load
 from adapters.wire.unreachable import why_unreachable
 from adapters.wire.wire_errors import error_from_event, error_from_response, knows_no_route, tells_error
@@ -281,7 +282,7 @@ class EngineClient:
     ) -> aiohttp.ClientResponse:
         pooled = self._session()
         body = msgspec.json.encode(post.body)
-        headers = {**(headers or {}), **post.headers}
+        headers = {**outgoing.HEADERS.get(), **(headers or {}), **post.headers}
         note = SimpleNamespace(reused=False)
 
         async def send(session: aiohttp.ClientSession) -> aiohttp.ClientResponse:

@@ -58,6 +58,7 @@ LABELS: Mapping[str, Label] = {
     "code": Label("the codes of the gateway's errors ([docs/api.md](api.md)); an engine's own never get here", 100),
     "outcome": Label("`ok`, `cancelled`, or the code of the error that ended the attempt", 100),
     "tenant": Label("the tenants of the API keys; `anonymous` where no key is asked for", 200),
+    "result": Label("`sent`, `failed` (the collector took them not) or `dropped` (too many waited)", 3),
     "kind": Label("`prompt` or `completion`", 2),
     "reuse": Label("`hit`: read from the engine's prefix cache; `miss`: computed", 2),
 }
@@ -117,6 +118,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("goodgate_engine_running", "gauge", "Requests that the engine says it is working on.", _REPLICA),
     Metric("goodgate_engine_waiting", "gauge", "Requests that the engine says wait in its queue.", _REPLICA),
     Metric("goodgate_engine_kv_usage_ratio", "gauge", "Share of the engine's KV cache in use, by its word.", _REPLICA),
+    Metric("goodgate_spans", "counter", "OpenTelemetry spans, where they are exported.", ("result",)),
     Metric(
         "goodgate_goodput_proven_rps",
         "gauge",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 
 from aiohttp import web
 from msgspec import Struct, field
 
+from adapters.types import Usage
+from gateway.records.trace_context import TraceContext, new_span_id
 from gateway.tenants.keys import Key
 
 CANCELLED = "cancelled"
@@ -26,13 +29,14 @@ class Attempt(Struct, kw_only=True):
     reason: str = ""  # the failure in words
     engine_s: float = 0.0  # its share of the engine's time, once it has ended (see gateway/engine_time.py)
     num_choices: int = 1
-    completion_tokens: int = 0
+    usage: Usage | None = None  # as the engine told it
+    span_id: str = ""  # where the request's spans are recorded
 
     @property
     def token_time_s(self) -> float | None:
         """Seconds for each output token after the first of each choice. None without a whole answer that has such
         tokens; what a slow client made the engine wait is in it."""
-        num_more = self.completion_tokens - self.num_choices
+        num_more = 0 if self.usage is None else self.usage.completion_tokens - self.num_choices
         if self.outcome != "ok" or self.ended is None or self.first_token is None or num_more <= 0:
             return None
         return (self.ended - self.first_token) * self.num_choices / num_more
@@ -50,6 +54,8 @@ class Trace(Struct, kw_only=True):
     ended: float | None = None
     status: int = 0
     code: str = ""
+    context: TraceContext | None = None  # its place in a distributed trace, where it has one
+    span_id: str = ""  # its own span, where spans are recorded
     caller: Key | None = None
     model: str = ""
     attempts: list[Attempt] = field(default_factory=list)
@@ -63,6 +69,21 @@ class Trace(Struct, kw_only=True):
     @property
     def elapsed_s(self) -> float:
         return (time.perf_counter() if self.ended is None else self.ended) - self.started
+
+    @property
+    def trace_id(self) -> str:
+        """The distributed trace that it belongs to; empty where there is none."""
+        return "" if self.context is None else self.context.trace_id
+
+    def headers_for(self, attempt: Attempt) -> Mapping[str, str]:
+        """What tells the engine of the trace. The parent of its spans is the attempt if that becomes a span itself;
+        otherwise the caller's span, so that nothing is missing between the two."""
+        context = self.context
+        if context is None:
+            return {}
+        parent_id = attempt.span_id or context.parent_id or new_span_id()
+        state = {"tracestate": context.state} if context.state else {}
+        return {"traceparent": context.traceparent(parent_id), **state}
 
     @property
     def last_attempt(self) -> Attempt | None:

@@ -43,10 +43,12 @@ def value(text: str, series: str) -> float:
     return float(found)
 
 
-def metrics_of(*models: dict[str, object]) -> Metrics:
-    return Metrics(
-        Fleet(parse_config({"models": list(models) or [fake_model()]}), find_adapter=lambda _: FakeAdapter, home=Path())
-    )
+def a_fleet() -> Fleet:
+    return Fleet(parse_config({"models": [fake_model()]}), find_adapter=lambda _: FakeAdapter, home=Path())
+
+
+def metrics_of() -> Metrics:
+    return Metrics(a_fleet())
 
 
 async def test_a_gateway_has_the_metrics_of_the_table_and_no_others(start: Start, tmp_path: Path) -> None:
@@ -57,6 +59,7 @@ async def test_a_gateway_has_the_metrics_of_the_table_and_no_others(start: Start
         model(launched, name="n"),
         engines={"telling": TellingEngine},
         evidence=str(tmp_path / "evidence.json"),
+        tracing={"exporter": "otlp", "sample": 0.0},  # so that nothing is sent
         is_ready=False,
     )
     await until(lambda: gateway.fleet.models["m"].is_ready)
