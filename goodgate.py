@@ -26,12 +26,15 @@ INTERRUPTED = 128 + signal.SIGINT
 # The module whose `app` serves a word of the command line. A room with `None` puts its commands at the top level.
 ROOMS: dict[str, str | None] = {
     "gateway.cli": None,
+    "gateway.records.ledger_cli": None,
     "gateway.tenants.keys_cli": "keys",
     "adapters.cli": "engines",
     "adapters.models.models_cli": "models",
     "arena.cli": "arena",
 }
-TOP_LEVEL = {"serve": "gateway.cli", "chat": "gateway.cli", "doctor": "gateway.cli"}
+TOP_LEVEL = {"serve": "gateway.cli", "chat": "gateway.cli", "doctor": "gateway.cli"} | dict.fromkeys(
+    ("usage", "why"), "gateway.records.ledger_cli"
+)
 
 
 def build(words: list[str]) -> typer.Typer:

@@ -24,6 +24,8 @@ from gateway.handlers.openai import OpenAIHandlers
 from gateway.handlers.questions import QuestionHandlers
 from gateway.handlers.responses import ResponsesHandlers
 from gateway.middleware import Sink, enveloping, headers_of, log_access, recording
+from gateway.records.ledger import Ledger
+from gateway.records.ledger_files import FOLDER
 from gateway.records.metrics import Metrics
 from gateway.records.spans import SpanExporter
 from gateway.records.trace_context import Sampling
@@ -48,10 +50,16 @@ def create_app(
     ring = None if config.auth.required is False else KeyRing(KeyStore(home))
     fleet = Fleet(config, find_adapter=find_adapter, home=home)
     metrics = Metrics(fleet)
+    proven = None
     if config.evidence is not None:
         proven = ProvenGoodput(Path(config.evidence).expanduser(), fleet)
         metrics.watch("goodgate_goodput_proven_rps", proven.rates)
         metrics.watch("goodgate_evidence_timestamp_seconds", proven.measured)
+    ledger = None
+    if config.ledger.keep == "file":
+        ledger = Ledger(config.ledger, home / FOLDER, proven=tuple if proven is None else proven.rates)
+        metrics.watch("goodgate_ledger_records", ledger.written)
+        metrics.watch("goodgate_ledger_dropped", ledger.dropped)
     quotas = Quotas(FileStore(home))
     dispatcher = Dispatcher(fleet, metrics, max_in_flight=config.server.max_in_flight, quotas=quotas)
     store = store_of(config.responses, home)
@@ -61,9 +69,13 @@ def create_app(
         exporter = SpanExporter(config.tracing.endpoint, tracing_headers(config.tracing), fleet, metrics)
     sampling = Sampling(is_on=exporter is not None, share=config.tracing.sample)
 
-    sinks: list[Sink] = [metrics.answered, *([log_access] if config.logs.access else [])]
+    sinks: list[Sink] = [metrics.answered]
+    if config.logs.access:
+        sinks.append(log_access)
     if exporter is not None:
         sinks.append(exporter)
+    if ledger is not None:
+        sinks.append(ledger.note)
     app = web.Application(
         middlewares=[
             recording(sinks, sampling),
@@ -85,7 +97,11 @@ def create_app(
             store.open()
         if exporter is not None:
             exporter.start()
+        if ledger is not None:
+            ledger.open()
         yield
+        if ledger is not None:
+            await asyncio.to_thread(ledger.close)
         if exporter is not None:
             await asyncio.to_thread(exporter.close)
         if store is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 
 from aiohttp import web
 
 from adapters.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 from gateway.config import ServerConfig
 from gateway.envelope import JSON, UnsupportedMediaType
+from gateway.records.trace import TRACE
 
 ENCODINGS = ("identity", "gzip", "deflate")  # those that need no further package; the server undoes them
 MAX_DEPTH = 64
@@ -40,6 +42,7 @@ async def read_json(request: web.Request, limits: ServerConfig) -> bytes:
         raise too_large from error
     except web.RequestPayloadError as error:
         raise InvalidRequest("The body was cut short or is not encoded as its headers say.") from error
+    request[TRACE].body_read = time.perf_counter()
     check_depth(body)
     return body
 

@@ -102,6 +102,14 @@ class ResponsesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ttl_s: Annotated[float, Meta(gt=0, le=366 * 86_400)] = 86_400
 
 
+class LedgerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is kept of each request, for `goodgate usage` and `goodgate why`: never a prompt, an answer or a key."""
+
+    keep: Literal["file", "none"] = "file"
+    keep_days: Annotated[int, Meta(ge=1, le=3660)] = 90
+    max_mib: Annotated[int, Meta(ge=8, le=1 << 20)] = 1024
+
+
 class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One running instance of an engine, or with `launch` one that the gateway starts and stops."""
 
@@ -146,6 +154,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     logs: LogsConfig = LogsConfig()
     tracing: TracingConfig = TracingConfig()
     responses: ResponsesConfig = ResponsesConfig()
+    ledger: LedgerConfig = LedgerConfig()
     evidence: Annotated[str, Meta(min_length=1)] | None = None
     models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
     groups: tuple[GroupConfig, ...] = ()

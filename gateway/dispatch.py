@@ -45,7 +45,7 @@ from gateway.fan_out import fan_out
 from gateway.fleet import Fleet, Replica, ServedModel, State
 from gateway.records import logs
 from gateway.records.metrics import Metrics
-from gateway.records.trace import CANCELLED, Attempt, Trace, new_request_id
+from gateway.records.trace import CANCELLED, Attempt, Candidate, Trace, new_request_id
 from gateway.records.trace_context import new_span_id
 from gateway.routing import POLICIES, ReplicaView
 from gateway.shaping import shaped
@@ -121,10 +121,13 @@ class Dispatcher:
     @asynccontextmanager
     async def open(self, requests: Sequence[GenerateRequest], trace: Trace) -> AsyncIterator[Answer]:
         """Generate for one prompt or several; several become one answer whose choice index is prompt * n + k."""
+        trace.asked_model, trace.is_stream = requests[0].model, requests[0].is_stream
         model = self._fleet.resolve(requests[0].model, trace.caller)
         trace.model = model.name
         requests = [self._shaped(each, model) for each in requests]
         costs = [cost.of_generation(each) for each in requests]
+        trace.num_prompts, trace.num_choices = len(requests), len(requests) * requests[0].num_choices
+        trace.expected_prompt_tokens = sum(each.prompt_tokens for each in costs)
         with self._admitted(len(requests)):
             async with self._within_limits(trace, costs):
                 if len(requests) == 1:
@@ -137,12 +140,13 @@ class Dispatcher:
 
     async def ask(self, question: Question[T], name: str, trace: Trace) -> T:
         """The answer of one of the model's own replicas."""
+        trace.asked_model = name
         model = self._fleet.resolve_one(name, trace.caller)
         trace.model = model.name
         costs = [Cost(question.expected_tokens, 0)]
         with self._admitted(1):
             async with self._within_limits(trace, costs), AsyncExitStack() as stack:
-                replicas = self._route([model], question.check)
+                replicas = self._route([model], question.check, trace)
                 return await _first_to_answer(stack, replicas, partial(self._ask_one, trace, question))
 
     async def drain(self, timeout_s: float) -> None:
@@ -227,12 +231,12 @@ class Dispatcher:
         async with AsyncExitStack() as stack:
             chain = [model, *self._models(model.config.fallbacks, trace)]
             try:
-                answer = await _first_to_answer(stack, self._route(chain, check), attempt)
+                answer = await _first_to_answer(stack, self._route(chain, check, trace), attempt)
             except ContextLengthExceeded:
                 longer = self._models(model.config.context_fallbacks, trace)
                 if not longer:
                     raise
-                answer = await _first_to_answer(stack, self._route(longer, check), attempt)
+                answer = await _first_to_answer(stack, self._route(longer, check, trace), attempt)
             yield answer
 
     def _models(self, names: Sequence[str], trace: Trace) -> list[ServedModel]:
@@ -246,15 +250,17 @@ class Dispatcher:
         asked = self._fleet.passed_on(request.model)
         return request if asked == request.model else msgspec.structs.replace(request, model=asked)
 
-    def _route(self, chain: Sequence[ServedModel], check: Check) -> Iterator[Replica]:
+    def _route(self, chain: Sequence[ServedModel], check: Check, trace: Trace) -> Iterator[Replica]:
         """Replicas that can do what is asked, best first: those of the first model in the chain, then of the next."""
         refused: UnsupportedParameter | UnsupportedOperation | None = None
         num_given = 0
-        for replica in (replica for served in chain for replica in self._in_order(served)):
+        trace.chain = (*trace.chain, *(served.name for served in chain if served.name not in trace.chain))
+        for replica in (replica for served in chain for replica in self._in_order(served, trace)):
             try:
                 check(_adapter(replica))
             except (UnsupportedParameter, UnsupportedOperation) as error:
                 refused = refused or error
+                trace.refusals[replica.model, replica.name] = error.message
                 continue
             yield replica
             num_given += 1
@@ -265,10 +271,14 @@ class Dispatcher:
                 raise refused
             yield self._last_resort(chain[0])
 
-    def _in_order(self, model: ServedModel) -> list[Replica]:
+    def _in_order(self, model: ServedModel, trace: Trace) -> list[Replica]:
         ready = {f"{replica.model}/{replica.name}": replica for replica in model.replicas if replica.is_ready}
         views = [ReplicaView(name, each.in_flight, model.rank(each)) for name, each in ready.items()]
-        return [ready[view.name] for view in POLICIES[model.config.routing](views, self._fleet.next_turn(model))]
+        order = [ready[view.name] for view in POLICIES[model.config.routing](views, self._fleet.next_turn(model))]
+        if model.name not in trace.routed:  # prompts of one body see nearly the same
+            trace.routed.append(model.name)
+            trace.candidates.extend(_candidates(model, order))
+        return order
 
     def _last_resort(self, model: ServedModel) -> Replica:
         """With nothing ready, one try on a replica that was: it may be back before the next probe says so."""
@@ -351,6 +361,8 @@ class Dispatcher:
         trace.completion_tokens += usage.completion_tokens
         if usage.cached_tokens is not None:
             trace.cached_tokens = (trace.cached_tokens or 0) + usage.cached_tokens
+        if usage.reasoning_tokens is not None:
+            trace.reasoning_tokens = (trace.reasoning_tokens or 0) + usage.reasoning_tokens
         self._metrics.tokens(replica, usage)
 
     def _note_failure(self, replica: Replica, trace: Trace, error: GoodgateError) -> None:
@@ -401,6 +413,22 @@ async def _read_whole(
 async def _replay(chunks: Sequence[Chunk]) -> AsyncGenerator[Chunk, None]:
     for chunk in chunks:
         yield chunk
+
+
+def _candidates(model: ServedModel, order: Sequence[Replica]) -> Iterator[Candidate]:
+    """What is known of each replica of the model or group while one of them is chosen."""
+    for replica in model.replicas:
+        yield Candidate(
+            model=replica.model,
+            engine=replica.engine,
+            replica=replica.name,
+            policy=model.config.routing,
+            state=replica.state.value,
+            reason=replica.reason,
+            in_flight=replica.in_flight,
+            waiting=replica.load.waiting,
+            place=order.index(replica) if replica in order else None,
+        )
 
 
 def _adapter(replica: Replica) -> EngineAdapter[Any]:

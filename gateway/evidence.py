@@ -11,6 +11,7 @@ to a replica if its model is the replica's (or an alias of it), and its engine i
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -90,19 +91,25 @@ class ProvenGoodput:
         self._stamp: tuple[int, int] | None = None
         self._evidence: Evidence | None = None
         self._complaint = ""
+        self._lock = threading.Lock()  # scrapes ask on the event loop, the ledger in its thread
 
     def rates(self) -> Iterator[tuple[Values, float]]:
         """Requests a second of each replica that the race speaks of."""
-        self._refresh()
-        if self._evidence is not None:
-            for replica, rate_rps in self._rates(self._evidence):
+        evidence = self._current()
+        if evidence is not None:
+            for replica, rate_rps in self._rates(evidence):
                 yield (replica.model, replica.engine, replica.name), rate_rps
 
     def measured(self) -> Iterator[tuple[Values, float]]:
         """When the race began, in seconds since 1970."""
-        self._refresh()
-        if self._evidence is not None:
-            yield (), self._evidence.measured_utc.timestamp()
+        evidence = self._current()
+        if evidence is not None:
+            yield (), evidence.measured_utc.timestamp()
+
+    def _current(self) -> Evidence | None:
+        with self._lock:
+            self._refresh()
+            return self._evidence
 
     def _rates(self, evidence: Evidence) -> Iterator[tuple[Replica, float]]:
         for replica in self._fleet.replicas:

@@ -14,6 +14,7 @@ from aiohttp.typedefs import Middleware
 from adapters.errors import GoodgateError, InvalidRequest
 from gateway import envelope
 from gateway.dispatch import Dispatcher
+from gateway.protocol import Connection
 from gateway.records import logs
 from gateway.records.trace import TRACE, Trace, new_request_id
 from gateway.records.trace_context import Sampling, begin, new_span_id
@@ -38,11 +39,13 @@ def recording(sinks: Sequence[Sink], sampling: Sampling) -> Middleware:
         if trace.context is not None and trace.context.is_recorded:
             trace.span_id = new_span_id()
         request[TRACE] = trace
+        paused_s = _paused_s(request)
         try:
             response = await handler(request)
             trace.status = response.status
             return response
         finally:
+            trace.client_s = _paused_s(request) - paused_s
             trace.ended = time.perf_counter()
             for sink in sinks:
                 sink(trace)
@@ -99,6 +102,10 @@ def _request_id(request: web.Request) -> str:
     """The client's own id if it is a sane one; otherwise a fresh one. Engines never see it: theirs is another."""
     given = request.headers.get("x-request-id", "")
     return given if _SANE_ID.fullmatch(given) else new_request_id()
+
+
+def _paused_s(request: web.Request) -> float:
+    return request.protocol.paused_s if isinstance(request.protocol, Connection) else 0.0
 
 
 def _route(request: web.Request) -> str:

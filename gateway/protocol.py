@@ -8,6 +8,7 @@ Between requests its keep-alive timeout does that work.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from aiohttp import web
@@ -22,7 +23,7 @@ LINGERING_TIME_S = 2.0  # how long an unread body is swallowed, so that the clie
 
 
 class Connection(RequestHandler):
-    __slots__ = ("_header_deadline", "_header_timeout_s")
+    __slots__ = ("_header_deadline", "_header_timeout_s", "_paused_at", "_paused_s")
 
     def __init__(self, server: web.Server, *, header_timeout_s: float, **options: Any) -> None:
         super().__init__(
@@ -34,6 +35,21 @@ class Connection(RequestHandler):
         )
         self._header_timeout_s = header_timeout_s
         self._header_deadline: asyncio.TimerHandle | None = None
+        self._paused_at: float | None = None
+        self._paused_s = 0.0
+
+    @property
+    def paused_s(self) -> float:
+        """How long, of all its life, the client took nothing while we had something for it."""
+        return self._paused_s + (0.0 if self._paused_at is None else time.perf_counter() - self._paused_at)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._paused_at = time.perf_counter()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._paused_s, self._paused_at = self.paused_s, None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

@@ -2,8 +2,8 @@
 
 To add one, write its row below and count it where it happens:
 
-    Metric("goodgate_ledger_dropped", "counter", "Records that the ledger could not keep.", ("reason",))
-    metrics.add("goodgate_ledger_dropped", "disk_full")
+    Metric("goodgate_errors", "counter", "Requests that failed.", ("model", "code"))
+    metrics.add("goodgate_errors", "m", "engine_timeout")
 
 A label's name means the same in every metric, so `LABELS` says once where its values come from, and how many of them a
 gateway may have: whatever comes later is counted as "other". Nothing that a client, an engine or a key's name chooses
@@ -125,6 +125,8 @@ METRICS: tuple[Metric, ...] = (
         "Requests a second that a race has proven one such replica to carry within its latency limits.",
         _REPLICA,
     ),
+    Metric("goodgate_ledger_records", "counter", "Requests written to the ledger."),
+    Metric("goodgate_ledger_dropped", "counter", "Requests that the ledger could not keep."),
     Metric("goodgate_evidence_timestamp_seconds", "gauge", "When the race behind the proven goodput began."),
 )
 

@@ -1,4 +1,5 @@
-"""What is noted about one request on its way, for its headers, its log line and its metrics. Never holds the prompt."""
+"""What is noted about one request on its way, for its headers, its log line, its metrics and the ledger. Never holds
+the prompt."""
 
 from __future__ import annotations
 
@@ -42,9 +43,24 @@ class Attempt(Struct, kw_only=True):
         return (self.ended - self.first_token) * self.num_choices / num_more
 
 
+class Candidate(Struct, frozen=True):
+    """A replica as routing saw it when it chose. `place` counts from 0, the best; None where it could not be chosen."""
+
+    model: str
+    engine: str
+    replica: str
+    policy: str
+    state: str
+    reason: str  # why it was not ready
+    in_flight: int  # this gateway's open generations on it
+    waiting: int | None  # in the engine's own queue, as of the last probe
+    place: int | None
+
+
 class Trace(Struct, kw_only=True):
-    """`caller` is None where no key is asked for. `model` stays empty until the name is known to be a configured one.
-    Times are seconds on the monotonic clock; `received` alone is the wall's. Once it has `ended` it changes no more."""
+    """`caller` is None where no key is asked for. `model` stays empty until the name is known to be a configured one;
+    `asked_model` is the client's own word, whatever it is. Times are seconds on the monotonic clock; `received` alone
+    is the wall's. Once it has `ended` it changes no more."""
 
     request_id: str
     route: str
@@ -56,13 +72,27 @@ class Trace(Struct, kw_only=True):
     code: str = ""
     context: TraceContext | None = None  # its place in a distributed trace, where it has one
     span_id: str = ""  # its own span, where spans are recorded
+    is_let_in: bool = False  # to a route for callers, and with a valid key where one is asked for
     caller: Key | None = None
+    body_read: float | None = None
+    asked_model: str = ""
     model: str = ""
+    is_stream: bool = False
+    num_prompts: int = 1
+    num_choices: int = 1  # of all prompts together
+    chain: tuple[str, ...] = ()  # the model or group and its fallbacks, as far as the caller may use them
+    routed: list[str] = field(default_factory=list)  # those of them whose replicas were looked at: the candidates
+    candidates: list[Candidate] = field(default_factory=list)
+    refusals: dict[tuple[str, str], str] = field(default_factory=dict)  # by model and replica: what it cannot honour
+    waited_s: float = 0.0  # for a model that had to be loaded
     attempts: list[Attempt] = field(default_factory=list)
     ttft_s: float | None = None
+    client_s: float = 0.0  # for a client that took nothing more
+    expected_prompt_tokens: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
     num_pieces: int = 0  # of text that engines have given, for answers that end without a count of tokens
     limits: dict[str, str] = field(default_factory=dict)  # headers that tell the caller what is left to him
 

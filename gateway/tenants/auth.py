@@ -75,6 +75,7 @@ def authenticating(ring: KeyRing | None, config: AuthConfig) -> Middleware:
         access = _access(request)
         if access is not Access.PUBLIC and needs_keys(ring, config):
             request[TRACE].caller = _caller(request, access, ring, config)
+        request[TRACE].is_let_in = access is Access.KEYED
         return await handler(request)
 
     return middleware
