@@ -19,7 +19,7 @@ from adapters.config import goodgate_home
 from adapters.errors import GoodgateError
 from gateway.records.ledger_files import FOLDER
 from gateway.records.ledger_reader import GROUPS, SUMS, Latency, LedgerReader, Span, Usage
-from gateway.records.record import Detail, Record
+from gateway.records.record import Record, detail_of
 from gateway.records.why import seconds, stamp, story, table, verdict
 from gateway.tenants.keys_cli import seconds as duration
 
@@ -227,8 +227,7 @@ def _of(tenant: str | None) -> str:
 def _tell_why(reader: LedgerReader, record: Record, *, as_json: bool) -> None:
     usual = reader.usual(record)
     if as_json:
-        detail = msgspec.json.decode(record.detail, type=Detail)
-        fields = {**msgspec.to_builtins(record), "detail": msgspec.to_builtins(detail)}
+        fields = {**msgspec.to_builtins(record), "detail": msgspec.to_builtins(detail_of(record))}
         _echo_json({"verdict": verdict(record, usual), "usual": usual, **fields})
         return
     typer.secho(verdict(record, usual), bold=True)

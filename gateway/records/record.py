@@ -175,6 +175,10 @@ def record_of(trace: Trace, proven: Proven) -> Record:
     )
 
 
+def detail_of(record: Record) -> Detail:
+    return msgspec.json.decode(record.detail, type=Detail)
+
+
 def answering_attempt(trace: Trace) -> Attempt | None:
     """The attempt whose tokens the client got, or the first of several for a list of prompts. One that failed on the
     way counts only where no other answered."""

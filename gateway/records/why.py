@@ -12,10 +12,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from gateway.records.ledger_reader import Usual
-from gateway.records.record import CandidateRecord, Detail, Record
+from gateway.records.record import CandidateRecord, Detail, Record, detail_of
 
 BAR_WIDTH = 40
 NOTICEABLE_S = 0.05  # less than this nobody waits for
@@ -57,7 +55,7 @@ def excess_s(record: Record, usual: Usual) -> dict[str, float]:
 
 
 def story(record: Record, usual: Usual) -> Iterator[str]:
-    detail = msgspec.json.decode(record.detail, type=Detail)
+    detail = detail_of(record)
     yield from _head(record)
     yield ""
     yield from timeline(record, usual)
@@ -87,7 +85,7 @@ def seconds(duration_s: float) -> str:
     """
     if duration_s < 1:
         return f"{duration_s * 1e3:.3g} ms" if duration_s >= 0.001 else f"{duration_s * 1e3:.2f} ms"
-    return f"{duration_s:.3g} s" if duration_s >= 1000 else f"{duration_s:#.3g} s"
+    return f"{duration_s:.0f} s" if duration_s >= 100 else f"{duration_s:#.3g} s"
 
 
 def printable(text: str) -> str:
@@ -118,11 +116,19 @@ def _slow(record: Record, usual: Usual, phase: str) -> str:
         return f"Slow by decode (TPOT): {seconds(record.tpot_s)} a token on {where}, where {usually}."
     if phase == "prefill":
         assert usual.prefill_s is not None
-        cause = f"were prefill on {where}, with the time in its own queue, where {seconds(usual.prefill_s)} is usual"
+        cause = f"were prefill on {where}{_behind(record)}, where {seconds(usual.prefill_s)} is usual"
     else:
         cause = _IN_PHASE[phase]
     until_first = seconds(record.duration_s if record.ttft_s is None else record.ttft_s)
     return f"Slow to its first token (TTFT): {took} of {until_first} {cause}."
+
+
+def _behind(record: Record) -> str:
+    """How busy the replica was when it was chosen: prefill has the time in the engine's own queue in it."""
+    for candidate in detail_of(record).candidates:
+        if (candidate.model, candidate.replica) == (record.served_model, record.replica) and candidate.in_flight:
+            return f", behind {candidate.in_flight:,} open generation{'s' * (candidate.in_flight > 1)}"
+    return ""
 
 
 def _as_usual(record: Record) -> str:
