@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from adapters.types import Usage
 from gateway.config import LedgerConfig
 from gateway.records import ledger as ledger_module
 from gateway.records import ledger_files
@@ -41,6 +42,7 @@ def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ended_trace(request_id: str = "r", **fields: Any) -> Trace:
     attempt = Attempt(model="m", engine="e", replica="e-0", started=1.5, first_token=2.0, ended=3.0, outcome="ok")
+    attempt.usage = Usage(3, 5)
     values: dict[str, Any] = {
         "route": "/v1/chat/completions",
         "method": "POST",
@@ -54,7 +56,6 @@ def ended_trace(request_id: str = "r", **fields: Any) -> Trace:
         "attempts": [attempt],
         "prompt_tokens": 3,
         "completion_tokens": 5,
-        "num_counted": 1,
         **fields,
     }
     return Trace(request_id=request_id, **values)
