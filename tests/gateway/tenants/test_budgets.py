@@ -324,6 +324,7 @@ async def test_what_failed_before_its_first_token_costs_no_budget(
     assert (seen.tokens, seen.gpu_us, seen.tokens_held, seen.gpu_us_held) == (0, 0, 0, 0)
 
 
+@pytest.mark.replay("A42")
 async def test_a42_clients_that_leave_at_any_moment_leave_nothing_held(start: Start, tmp_path: Path) -> None:
     headers = key_in(tmp_path, tokens=10**9, gpu_seconds=10**6)
     gateway = await start(fake_model(ttft_ms=5, itl_ms=2, tokens=20))
