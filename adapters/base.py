@@ -36,8 +36,10 @@ from adapters.types import (
     GenerateRequest,
     Message,
     PartKind,
+    Route,
     TokenizeRequest,
     Tokens,
+    route_of,
     set_fields,
 )
 
@@ -57,6 +59,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     token_prompts: bool = False  # takes lists of token ids as a prompt
     parts: frozenset[PartKind] = frozenset()  # what it takes in messages beside text
     parameters: frozenset[str] = frozenset()
+    cache_salt: frozenset[Route] = frozenset()  # where prompts with different salts share no cached prefix
     load: frozenset[str] = frozenset()  # the fields of `Load` that it tells
 
 
@@ -158,6 +161,11 @@ class EngineAdapter(ABC, Generic[O]):
         for field in sorted(refused):
             if _asks_for_one_call(field, request) or not is_default(field, getattr(request, field)):
                 raise UnsupportedParameter(field, self.engine)
+
+    def check_salt(self, request: GenerateRequest) -> None:
+        """Refuse to share a cached prefix with requests of another salt, where that could not be helped."""
+        if request.salt is not None and route_of(request) not in self.capabilities.cache_salt:
+            raise UnsupportedOperation("a prefix cache that tenants do not share", self.engine)
 
     def check_embedding(self, request: EmbeddingRequest) -> None:
         """Refuse what this engine cannot honour, naming the operation or the field, and the engine."""

@@ -3,32 +3,60 @@
 It is also how the gateway talks to an engine that it has launched and whose own adapter works in process only.
 
 Every field and every question is passed on. What the engine behind the peer cannot honour, the peer refuses, naming it.
+
+- A peer that asks for keys sees one tenant in us, whoever our own are. With `tells_tenants` it learns which of them a
+  request is for, by a header with his cache salt, and keeps them apart as far as its engines do. It takes that from
+  callers with an admin's key, or where it asks for none; from anyone else it refuses it.
 """
 
 from __future__ import annotations
 
-from typing import get_args
+import dataclasses
+from typing import ClassVar, get_args
 
 import msgspec
 
-from adapters.types import INFORMATIONAL, ChatRequest, CompletionRequest, PartKind
+from adapters.types import (
+    INFORMATIONAL,
+    SALT_HEADER,
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    PartKind,
+    Route,
+)
+from adapters.wire.engine_client import Exchange
 from adapters.wire.openai_http import VLLM_ROUTES, HTTPOptions, OpenAIHTTPAdapter
 from adapters.wire.openai_wire import Dialect
 
 FIELDS = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
 
 
-class Adapter(OpenAIHTTPAdapter[HTTPOptions]):
+class PeerOptions(HTTPOptions):
+    tells_tenants: bool = False  # the peer is told by their cache salts which requests are of one tenant
+
+
+class Adapter(OpenAIHTTPAdapter[PeerOptions]):
     engine = "goodgate_peer"
-    Options = HTTPOptions
+    Options: ClassVar[type[PeerOptions]] = PeerOptions
     token_prompts = True
     side_routes = msgspec.structs.replace(VLLM_ROUTES, version="")  # a gateway has engines, and no version of one
     dialect = Dialect(
         parameters=frozenset(FIELDS - INFORMATIONAL - {"messages", "prompt"}), thought_field="reasoning_content"
     )
 
-    def __init__(self, options: HTTPOptions) -> None:
+    def __init__(self, options: PeerOptions) -> None:
         super().__init__(options)
         self.capabilities = msgspec.structs.replace(
-            self.capabilities, embeddings=True, dimensions=True, parts=frozenset(get_args(PartKind))
+            self.capabilities,
+            embeddings=True,
+            dimensions=True,
+            parts=frozenset(get_args(PartKind)),
+            cache_salt=frozenset(get_args(Route) if options.tells_tenants else ()),
         )
+
+    async def exchange(self, request: GenerateRequest, request_id: str) -> Exchange:
+        exchange = await super().exchange(request, request_id)
+        if request.salt is None or not self.options.tells_tenants:
+            return exchange
+        return dataclasses.replace(exchange, headers={SALT_HEADER: request.salt})

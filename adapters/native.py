@@ -98,6 +98,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         tokenize=True,
         tokenize_chat=True,
         detokenize=True,
+        cache_salt=frozenset({"chat", "completions"}),
         load=frozenset({"running", "waiting", "kv_usage", "prefix_hit_rate"}),
     )
 
@@ -231,7 +232,12 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             _check_prompt(len(prompt_ids), request, engine.max_model_len)
             grammar = _grammar_of(request)
             streams = [
-                engine.generate(prompt_ids, params_of(request, index, grammar), request_id=f"{request_id}/{index}")
+                engine.generate(
+                    prompt_ids,
+                    params_of(request, index, grammar),
+                    request_id=f"{request_id}/{index}",
+                    cache_salt=request.salt,
+                )
                 for index in range(request.num_choices)
             ]
             async with contextlib.aclosing(interleaved(streams)) as deltas:

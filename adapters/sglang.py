@@ -6,6 +6,7 @@
 - Errors of the OpenAI route are flat (`{"object": "error", ...}`) before the stream and nested inside it.
 - A chat stream opens with the role, writes `reasoning_content` on every delta, null where there is none, and puts the
   finish reason into an empty delta of its own. `abort` is one of its reasons.
+- `cache_salt` keeps prompts apart in the radix cache, on `/generate` under the name `extra_key`.
 - It has `best_of` in name only, and `suffix` only for models made for infilling: both are refused.
 - `/metrics` needs `--enable-metrics`; without it the load is unknown.
 - `/generate` (`route: native`) sends the whole text so far with every event, unless the server was told to stream what
@@ -90,6 +91,7 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
         parameters=frozenset(LIMITS | SAMPLING | PENALTIES | DETAILS | CHAT),
         chat_limit="max_completion_tokens",
         thought_field="reasoning_content",
+        cache_salt=frozenset({"chat", "completions"}),
         conversions={"top_k": top_k},
     )
     load_metrics = LoadMetrics(
@@ -175,7 +177,8 @@ def native_body(request: GenerateRequest, text: ModelText | None, offer: Offer |
         sampling["json_schema"] = msgspec.json.encode(call_schema(offer)).decode()
     elif offer is not None:
         sampling["skip_special_tokens"] = False
-    return {**prompt, "sampling_params": sampling, "stream": True}
+    salt = {} if request.salt is None else {"extra_key": request.salt}
+    return {**prompt, **salt, "sampling_params": sampling, "stream": True}
 
 
 class _FinishReason(Struct):

@@ -7,6 +7,7 @@
 - A failure in the middle drops the connection: no error event, no `[DONE]`.
 - Structured output has no effect unless the server was started with a `guided_decoding_backend`; what has no effect is
   refused here, so `response_format` is offered only with `guided_decoding: true`.
+- `cache_salt` keeps prompts apart in the KV cache, in chats; completions have no such field, and refuse it.
 - `top_k` is off at 0. Log-probabilities need the PyTorch backend; without it, its own 400 says so.
 - `/metrics` is JSON of the last iterations, emptied by whoever reads it: never polled. `/prometheus/metrics` exists
   with `return_perf_metrics`; without it the load is unknown.
@@ -45,6 +46,7 @@ class Adapter(LocalTokenizer[TensorRTOptions], OpenAIHTTPAdapter[TensorRTOptions
     dialect = Dialect(
         parameters=frozenset(LIMITS | SAMPLING | PENALTIES | DETAILS | CHAT),
         chat_limit="max_completion_tokens",
+        cache_salt=frozenset({"chat"}),
         conversions={"top_k": lambda top_k: max(top_k, 0)},
     )
     load_metrics = LoadMetrics(

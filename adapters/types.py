@@ -35,6 +35,18 @@ StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 Text: TypeAlias = Annotated[str, Meta(max_length=16 << 20)]
 
 
+Route: TypeAlias = Literal["chat", "completions"]
+
+SALT_HEADER = "X-Goodgate-Cache-Salt"  # from one gateway to the next
+
+
+class CacheSalt(str):
+    """What keeps a tenant's prompts apart in an engine's prefix cache. Nothing in JSON becomes one, so only the gateway
+    can give a request its salt, and never a client."""
+
+    __slots__ = ()
+
+
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
     text: Text
 
@@ -156,6 +168,12 @@ class GenerationFields(Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool | UnsetType | None = UNSET
     stream_options: StreamOptions | UnsetType | None = UNSET
     user: str | UnsetType | None = UNSET
+    cache_salt: CacheSalt | UnsetType = UNSET
+
+    @property
+    def salt(self) -> str | None:
+        """Only requests with the same salt, or without any, may share cached prefixes."""
+        return str(self.cache_salt) if isinstance(self.cache_salt, CacheSalt) else None
 
     @property
     def num_choices(self) -> int:
@@ -227,6 +245,10 @@ class CompletionRequest(GenerationFields, kw_only=True):
 GenerateRequest: TypeAlias = ChatRequest | CompletionRequest
 
 
+def route_of(request: GenerateRequest) -> Route:
+    return "chat" if isinstance(request, ChatRequest) else "completions"
+
+
 class EmbeddingRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """Texts, or lists of token ids, to turn into vectors; in how many dimensions, where the model lets one choose."""
 
@@ -296,13 +318,15 @@ def one_or_several(given: str | list[int | str | list[int]], field: str, *, at_m
     return list(token_lists)
 
 
-# Fields that never change the text. They are accepted for every engine, because clients send them out of habit.
+# Fields that never change the text. They are accepted for every engine: clients send them out of habit, and the gateway
+# its salt, which `Capabilities.cache_salt` says who keeps.
 INFORMATIONAL = frozenset(
     [
         "model",
         "stream",
         "stream_options",
         "user",
+        "cache_salt",
         "metadata",
         "store",
         "service_tier",
@@ -383,6 +407,8 @@ def decode_as(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         if reason.startswith("Object contains unknown field `"):
             field = reason.split("`")[1]
             raise InvalidRequest(f"Unknown parameter {field!r}.", param=field) from error
+        if field == "cache_salt":
+            raise InvalidRequest("'cache_salt' is the gateway's to set; leave it out.", param=field) from error
         raise InvalidRequest(
             f"{reason}{f' in {path.strip(chr(96) + chr(46))}' if path else ''}.", param=field
         ) from error

@@ -14,6 +14,7 @@
 - `/tokenize` takes a text, or messages and tools, and `/detokenize` spells special tokens (serve/tokenize/protocol.py).
 - A process embeds only when it was started for it (`--runner pooling`), and then generates nothing: the option
   `embeddings` says which of the two it is. How many `dimensions` a model allows is its own 400 to say.
+- `cache_salt` keeps prompts apart in the prefix cache, in chats and completions; it may not be empty.
 - Thoughts of earlier answers are `reasoning` in its messages (openai/chat_completion/protocol.py).
 - Which parts beside text a message may have is the model's affair: the option `content_parts` says it.
 - When the client leaves, it aborts the request (serve/utils/api_utils.py).
@@ -54,6 +55,7 @@ class Adapter(Installable, OpenAIHTTPAdapter[ContentOptions]):
         parameters=frozenset(LIMITS | SAMPLING | PENALTIES | DETAILS | CHAT),
         chat_limit="max_completion_tokens",
         thought_field="reasoning",
+        cache_salt=frozenset({"chat", "completions"}),
         conversions={"seed": lambda seed: 2**63 - 1 if seed == -1 else seed},
     )
     load_metrics = LoadMetrics(

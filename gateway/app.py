@@ -13,7 +13,7 @@ from aiohttp import web
 
 from adapters import registry
 from gateway import health
-from gateway.config import Config, FindAdapter, tracing_headers
+from gateway.config import Config, FindAdapter, cache_salt_secret, tracing_headers
 from gateway.dispatch import Dispatcher
 from gateway.evidence import ProvenGoodput
 from gateway.fleet import Fleet
@@ -34,6 +34,7 @@ from gateway.tenants.auth import authenticating
 from gateway.tenants.keys import KeyRing, KeyStore
 from gateway.tenants.quotas import Quotas
 from gateway.tenants.quotas_file import FileStore
+from gateway.tenants.salts import Salts
 
 FLEET = web.AppKey("fleet", Fleet)
 DISPATCHER = web.AppKey("dispatcher", Dispatcher)
@@ -61,7 +62,8 @@ def create_app(
         metrics.watch("goodgate_ledger_records", ledger.written)
         metrics.watch("goodgate_ledger_dropped", ledger.dropped)
     quotas = Quotas(FileStore(home))
-    dispatcher = Dispatcher(fleet, metrics, max_in_flight=config.server.max_in_flight, quotas=quotas)
+    salts = Salts(config.tenants.isolate_prefix_cache, home, cache_salt_secret(config.tenants))
+    dispatcher = Dispatcher(fleet, metrics, max_in_flight=config.server.max_in_flight, quotas=quotas, salts=salts)
     store = store_of(config.responses, home)
 
     exporter = None

@@ -33,10 +33,12 @@ Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
 AdapterClass: TypeAlias = type[EngineAdapter[Any]]
 FindAdapter: TypeAlias = Callable[[str], AdapterClass]
+Isolation: TypeAlias = Literal["auto", "require", "off"]
 RoutingPolicy: TypeAlias = Literal["round_robin", "least_load"]
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_DEPTH = 32
+MIN_SALT_KEY = 32  # characters
 _SECRET = re.compile(r"(^|_)(key|token|secret|password)$")
 
 
@@ -74,6 +76,15 @@ class AuthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     required: Literal["auto"] | bool = "auto"
     open: bool = False
     loopback_is_admin: bool = False
+
+
+class TenantsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far tenants are kept apart in engines' prefix caches. The key of their salts is made once in GOODGATE_HOME;
+    several hosts need one in common, of 32 characters or more."""
+
+    isolate_prefix_cache: Isolation = "auto"
+    cache_salt_env: Name | None = None
+    cache_salt_file: Annotated[str, Meta(min_length=1)] | None = None
 
 
 class LogsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -151,6 +162,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     server: ServerConfig = ServerConfig()
     health: HealthConfig = HealthConfig()
     auth: AuthConfig = AuthConfig()
+    tenants: TenantsConfig = TenantsConfig()
     logs: LogsConfig = LogsConfig()
     tracing: TracingConfig = TracingConfig()
     responses: ResponsesConfig = ResponsesConfig()
@@ -191,6 +203,7 @@ def parse_config(data: object, find_adapter: FindAdapter = registry.adapter_clas
     _check_references(config)
     _check_rules(config)
     tracing_headers(config.tracing)
+    cache_salt_secret(config.tenants)
     for model in config.models:
         for replica in model.replicas:
             _check_replica(replica, model, find_adapter)
@@ -221,6 +234,25 @@ def tracing_headers(config: TracingConfig) -> dict[str, str]:
             "`name=value,name=value`."
         )
     return headers
+
+
+def cache_salt_secret(tenants: TenantsConfig) -> bytes | None:
+    """The key of the cache salts, from where the file points; None where it is to be made."""
+    sources = {"env": tenants.cache_salt_env, "file": tenants.cache_salt_file}
+    given = [(source, name) for source, name in sources.items() if name is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise ConfigError("Both `tenants.cache_salt_env` and `tenants.cache_salt_file` are set; write one of them.")
+    ((source, name),) = given
+    key = f"tenants.cache_salt_{source}"
+    secret = _read_secret(source, name, key, "tenants")
+    if len(secret) < MIN_SALT_KEY:
+        raise ConfigError(
+            f"The secret that `{key}` names has {len(secret)} characters, and needs {MIN_SALT_KEY}: "
+            "`openssl rand -hex 32` makes one."
+        )
+    return secret.encode()
 
 
 def describe(config: Config, find_adapter: FindAdapter = registry.adapter_class) -> str:

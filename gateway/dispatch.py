@@ -38,7 +38,7 @@ from adapters.errors import (
     UnsupportedParameter,
 )
 from adapters.tools.strict import StrictTools, held_to_schema, strict_tools
-from adapters.types import Chunk, GenerateRequest, Usage
+from adapters.types import CacheSalt, Chunk, GenerateRequest, Usage
 from adapters.wire import outgoing
 from gateway import admission
 from gateway.fan_out import fan_out
@@ -54,6 +54,7 @@ from gateway.tenants.accounts import Claim
 from gateway.tenants.budgets import Amount, microseconds
 from gateway.tenants.cost import Cost, EngineSeconds
 from gateway.tenants.quotas import Quotas
+from gateway.tenants.salts import Salts
 
 NOT_READY_RETRY_AFTER_S = 2.0
 
@@ -106,9 +107,10 @@ async def _given(chunk: Chunk) -> Chunk:
 
 
 class Dispatcher:
-    def __init__(self, fleet: Fleet, metrics: Metrics, *, max_in_flight: int, quotas: Quotas) -> None:
+    def __init__(self, fleet: Fleet, metrics: Metrics, *, max_in_flight: int, quotas: Quotas, salts: Salts) -> None:
         self._fleet = fleet
         self._quotas = quotas
+        self._salts = salts
         self._engine_seconds = EngineSeconds()
         self._metrics = metrics
         self._max_in_flight = max_in_flight
@@ -124,7 +126,7 @@ class Dispatcher:
         trace.asked_model, trace.is_stream = requests[0].model, requests[0].is_stream
         model = self._fleet.resolve(requests[0].model, trace.caller)
         trace.model = model.name
-        requests = [self._shaped(each, model) for each in requests]
+        requests = [self._prepared(each, model, trace) for each in requests]
         costs = [cost.of_generation(each) for each in requests]
         trace.num_prompts, trace.num_choices = len(requests), len(requests) * requests[0].num_choices
         trace.expected_prompt_tokens = sum(each.prompt_tokens for each in costs)
@@ -226,6 +228,8 @@ class Dispatcher:
 
         def check(adapter: EngineAdapter[Any]) -> None:
             adapter.check_parameters(request)
+            if self._salts.is_required:
+                adapter.check_salt(request)
 
         attempt = partial(self._generate_on, trace, request, await strict_tools(request))
         async with AsyncExitStack() as stack:
@@ -244,11 +248,15 @@ class Dispatcher:
         models = [self._fleet.models[name] for name in names]
         return [model for model in models if model.is_for(trace.caller)]
 
-    def _shaped(self, request: GenerateRequest, model: ServedModel) -> GenerateRequest:
+    def _prepared(self, request: GenerateRequest, model: ServedModel, trace: Trace) -> GenerateRequest:
         """The request as replicas get it. Its `model` is then what a `*` in their own name for it stands for."""
         request = shaped(request, model.shape)
-        asked = self._fleet.passed_on(request.model)
-        return request if asked == request.model else msgspec.structs.replace(request, model=asked)
+        changes: dict[str, str] = {}
+        if (asked := self._fleet.passed_on(request.model)) != request.model:
+            changes["model"] = asked
+        if (salt := self._salts.of(trace.caller, trace.cache_salt)) is not None:
+            changes["cache_salt"] = CacheSalt(salt)
+        return msgspec.structs.replace(request, **changes) if changes else request
 
     def _route(self, chain: Sequence[ServedModel], check: Check, trace: Trace) -> Iterator[Replica]:
         """Replicas that can do what is asked, best first: those of the first model in the chain, then of the next."""

@@ -49,6 +49,10 @@ LAUNCHED_SPEAKS = "goodgate_peer"  # how to talk to a launched engine whose own 
 _log = logs.logger("fleet")
 
 
+class CannotIsolate(EngineUnavailable):
+    """Tenants must not share a prefix cache, and this engine would let them."""
+
+
 class State(Enum):
     STARTING = "starting"
     READY = "ready"
@@ -109,6 +113,7 @@ class Fleet:
     def __init__(self, config: Config, *, find_adapter: FindAdapter, home: Path) -> None:
         self._find_adapter = find_adapter
         self._home = home
+        self._isolates = config.tenants.isolate_prefix_cache == "require"
         self._starts: list[asyncio.Task[None]] = []
         self.fatal: asyncio.Future[GoodgateError] | None = None
         self._has_served = False  # some replica was ready once
@@ -270,7 +275,7 @@ class Fleet:
         while True:
             try:
                 return await self._connect(replica)
-            except ModelMissing:
+            except (ModelMissing, CannotIsolate):
                 raise
             except GoodgateError as error:
                 self.mark(replica, State.UNHEALTHY, error.message)
@@ -280,6 +285,8 @@ class Fleet:
     async def _connect(self, replica: Replica) -> None:
         """Start the adapter; READY or UNHEALTHY as the engine's health says."""
         adapter = replica.adapter = replica.adapter or self._new_adapter(replica)
+        if self._isolates:
+            _check_isolates(adapter)
         await adapter.start()
         replica.has_started = True
         health = await adapter.health()
@@ -298,10 +305,22 @@ class Fleet:
         adapter = self._find_adapter(replica.engine)
         if replica.process is None:
             return adapter(adapter_options(replica.config, adapter))
+        options = replica.config.options
         if "url" not in adapter.Options.__struct_fields__:
             adapter = self._find_adapter(LAUNCHED_SPEAKS)
-        options = launched_options(adapter.Options, replica.process.url, replica.config.options)
-        return adapter(msgspec.convert(options, adapter.Options))
+            options = {**options, "tells_tenants": True}
+        return adapter(
+            msgspec.convert(launched_options(adapter.Options, replica.process.url, options), adapter.Options)
+        )
+
+
+def _check_isolates(adapter: EngineAdapter[Any]) -> None:
+    offered = adapter.capabilities
+    if (offered.chat or offered.completions) and not offered.cache_salt:
+        raise CannotIsolate(
+            f"The engine {adapter.engine!r} cannot keep the prefix caches of tenants apart, as "
+            "`tenants.isolate_prefix_cache: require` asks; take another engine, or write `auto`."
+        )
 
 
 def _why_none_serves(replicas: list[Replica]) -> str:

@@ -94,6 +94,7 @@ ROUTES = {
     "token_prompts": "prompts of token ids",
     "parts": "images or sounds in messages",
 }
+SALTED = {"chat": "tenants apart in chats", "completions": "tenants apart in completions"}
 LOAD = {
     "running": "running requests",
     "waiting": "waiting requests",
@@ -125,6 +126,7 @@ def groups() -> Iterator[tuple[str, list[Row]]]:
     yield "routes", [Row(field, label, _has(field)) for field, label in ROUTES.items()]
     for group, fields in PARAMETERS.items():
         yield group, [Row(field, field, _honours(field)) for field in fields]
+    yield "prefix cache", [Row(f"cache_salt.{route}", label, _salts(route)) for route, label in SALTED.items()]
     yield "load told", [Row(field, label, _tells(field)) for field, label in LOAD.items()]
 
 
@@ -134,6 +136,10 @@ def _has(field: str) -> Callable[[Capabilities], bool]:
 
 def _honours(field: str) -> Callable[[Capabilities], bool]:
     return lambda capabilities: field in capabilities.parameters
+
+
+def _salts(route: str) -> Callable[[Capabilities], bool]:
+    return lambda capabilities: route in capabilities.cache_salt
 
 
 def _tells(field: str) -> Callable[[Capabilities], bool]:

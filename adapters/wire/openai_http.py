@@ -93,6 +93,7 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
             token_prompts=self.token_prompts,
             parameters=self.dialect.parameters,
             parts=frozenset(options.content_parts if isinstance(options, ContentOptions) else ()),
+            cache_salt=self.dialect.cache_salt,
             load=told_fields(self.load_metrics),
         )
         self.client = EngineClient(self.engine, options, keeps_connections=self.keeps_connections)
@@ -219,7 +220,13 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
 def serves_embeddings_only(capabilities: Capabilities) -> Capabilities:
     """What is left of an engine's abilities when its process was started for embeddings."""
     return msgspec.structs.replace(
-        capabilities, embeddings=True, dimensions=True, chat=False, completions=False, parameters=frozenset()
+        capabilities,
+        embeddings=True,
+        dimensions=True,
+        chat=False,
+        completions=False,
+        parameters=frozenset(),
+        cache_salt=frozenset(),
     )
 
 

@@ -26,7 +26,17 @@ from msgspec import Meta, Raw, Struct
 from adapters.base import is_default
 from adapters.errors import EngineProtocolError, InvalidRequest, StreamInterrupted
 from adapters.tools.tool_deltas import ToolDeltas
-from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Message, Usage, set_fields
+from adapters.types import (
+    ChatRequest,
+    Chunk,
+    FinishReason,
+    GenerateRequest,
+    Message,
+    Route,
+    Usage,
+    route_of,
+    set_fields,
+)
 from adapters.wire.sse import Event, EventSplitter
 from adapters.wire.vocabulary import as_completion_logprobs, as_finish_reason, max_pieces
 from adapters.wire.wire_errors import stream_error
@@ -46,6 +56,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     counts_each_choice: bool = False  # a usage for each choice, where others send one for all
     tool_names_grow: bool = False  # the name of a tool call is whole only when its arguments begin
     thought_field: str = ""  # what it calls the thoughts of earlier answers; empty: they are left out
+    cache_salt: frozenset[Route] = frozenset()  # where it takes one, under this name
     leaves_out_tool_reason: bool = False  # a stream that calls a tool may end with the account and no finish reason
 
 
@@ -67,6 +78,8 @@ def request_body(request: GenerateRequest, dialect: Dialect, model: str) -> dict
         limit_name = dialect.renames.get("max_tokens", "max_tokens")
     if request.token_limit is not None:
         body[limit_name] = request.token_limit
+    if request.salt is not None and route_of(request) in dialect.cache_salt:
+        body["cache_salt"] = request.salt
     for field in _sendable(request) & dialect.parameters:
         value = getattr(request, field)
         convert = dialect.conversions.get(field)

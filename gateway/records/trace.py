@@ -74,6 +74,7 @@ class Trace(Struct, kw_only=True):
     span_id: str = ""  # its own span, where spans are recorded
     is_let_in: bool = False  # to a route for callers, and with a valid key where one is asked for
     caller: Key | None = None
+    cache_salt: str = ""  # of a tenant of the gateway in front of this one, if that has told it
     body_read: float | None = None
     asked_model: str = ""
     model: str = ""

@@ -14,6 +14,7 @@ is the same 401, to the byte: it tells nobody how near a guess came.
 from __future__ import annotations
 
 import ipaddress
+import re
 import time
 from collections.abc import Awaitable, Callable
 from enum import Enum
@@ -23,7 +24,8 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from multidict import CIMultiDictProxy
 
-from adapters.errors import RequestError, Unauthorized
+from adapters.errors import InvalidRequest, RequestError, Unauthorized
+from adapters.types import SALT_HEADER
 from gateway.config import AuthConfig, Config, ConfigError
 from gateway.records.trace import TRACE
 from gateway.tenants.keys import Key, KeyRing
@@ -32,6 +34,7 @@ KEY_HEADERS = ("x-api-key", "api-key")
 NEEDS_KEY = "Send a valid API key as `Authorization: Bearer KEY`; `goodgate keys create NAME` makes one."
 _OF_PROXIES = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
 _ACCESS = "__access__"
+_SALT = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -73,9 +76,13 @@ def authenticating(ring: KeyRing | None, config: AuthConfig) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         access = _access(request)
-        if access is not Access.PUBLIC and needs_keys(ring, config):
-            request[TRACE].caller = _caller(request, access, ring, config)
-        request[TRACE].is_let_in = access is Access.KEYED
+        if access is not Access.PUBLIC:
+            trace = request[TRACE]
+            if needs_keys(ring, config):
+                trace.caller = _caller(request, access, ring, config)
+            trace.is_let_in = access is Access.KEYED
+            if SALT_HEADER in request.headers:
+                trace.cache_salt = _vouched_salt(request.headers.getall(SALT_HEADER), trace.caller)
         return await handler(request)
 
     return middleware
@@ -143,6 +150,15 @@ def _caller(request: web.Request, access: Access, ring: KeyRing | None, config: 
     if access is Access.ADMIN and not key.is_admin:
         raise Forbidden("This route is for keys with the role `admin`.")
     return key
+
+
+def _vouched_salt(told: list[str], caller: Key | None) -> str:
+    """The salt of a tenant of the gateway in front of this one, whose word counts only if it could do anything here."""
+    if caller is not None and not caller.is_admin:
+        raise Forbidden(f"The header {SALT_HEADER} is for gateways, which send it with a key of the role `admin`.")
+    if len(told) != 1 or not _SALT.fullmatch(told[0]):
+        raise InvalidRequest(f"The header {SALT_HEADER} holds one word of up to 128 letters, digits, - and _.")
+    return told[0]
 
 
 def _comes_from_here(request: web.Request) -> bool:
