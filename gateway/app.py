@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
 
 from adapters import registry
 from gateway import health
-from gateway.config import Config, FindAdapter, cache_salt_secret, tracing_headers
+from gateway.config import (
+    Config,
+    FindAdapter,
+    QuotasConfig,
+    cache_salt_secret,
+    quotas_password,
+    tracing_headers,
+)
 from gateway.dispatch import Dispatcher
 from gateway.evidence import ProvenGoodput
 from gateway.fleet import Fleet
@@ -32,7 +40,7 @@ from gateway.records.trace_context import Sampling
 from gateway.response_store import ResponseStore, store_of
 from gateway.tenants.auth import authenticating
 from gateway.tenants.keys import KeyRing, KeyStore
-from gateway.tenants.quotas import Quotas
+from gateway.tenants.quotas import Quotas, Store
 from gateway.tenants.quotas_file import FileStore
 from gateway.tenants.salts import Salts
 
@@ -61,7 +69,7 @@ def create_app(
         ledger = Ledger(config.ledger, home / FOLDER, proven=tuple if proven is None else proven.rates)
         metrics.watch("goodgate_ledger_records", ledger.written)
         metrics.watch("goodgate_ledger_dropped", ledger.dropped)
-    quotas = Quotas(FileStore(home))
+    quotas = Quotas(_store_of_quotas(config.quotas, home, metrics))
     salts = Salts(config.tenants.isolate_prefix_cache, home, cache_salt_secret(config.tenants))
     dispatcher = Dispatcher(fleet, metrics, max_in_flight=config.server.max_in_flight, quotas=quotas, salts=salts)
     store = store_of(config.responses, home)
@@ -131,3 +139,20 @@ def create_app(
     if store is not None:
         app[RESPONSES] = store
     return app
+
+
+def _store_of_quotas(config: QuotasConfig, home: Path, metrics: Metrics) -> Store:
+    if config.store == "file":
+        return FileStore(home)
+    from gateway.tenants.quotas_redis import RedisStore  # its library is an extra
+
+    return RedisStore(
+        config.store,
+        username=config.username,
+        password=quotas_password(config),
+        prefix=config.prefix,
+        timeout_s=config.timeout_s,
+        lease_s=config.lease_s,
+        allow=config.when_down == "allow",
+        count=partial(metrics.add, "goodgate_unmetered_requests"),
+    )

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 import yaml
@@ -121,6 +121,19 @@ class LedgerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_mib: Annotated[int, Meta(ge=8, le=1 << 20)] = 1024
 
 
+class QuotasConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where is kept what keys have used: in a file of this host, or in a Redis or Valkey that several hosts share."""
+
+    store: Annotated[str, Meta(pattern=r"^(file|(redis|rediss|unix)://[^\s\x00-\x1f\x7f]+)$")] = "file"
+    username: Name | None = None
+    password_env: Name | None = None
+    password_file: Name | None = None
+    prefix: Name = "goodgate:"
+    timeout_s: Annotated[float, Meta(gt=0, le=60)] = 0.25
+    lease_s: Annotated[int, Meta(ge=1, le=3600)] = 10
+    when_down: Literal["refuse", "allow"] = "refuse"
+
+
 class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One running instance of an engine, or with `launch` one that the gateway starts and stops."""
 
@@ -167,6 +180,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tracing: TracingConfig = TracingConfig()
     responses: ResponsesConfig = ResponsesConfig()
     ledger: LedgerConfig = LedgerConfig()
+    quotas: QuotasConfig = QuotasConfig()
     evidence: Annotated[str, Meta(min_length=1)] | None = None
     models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
     groups: tuple[GroupConfig, ...] = ()
@@ -204,10 +218,21 @@ def parse_config(data: object, find_adapter: FindAdapter = registry.adapter_clas
     _check_rules(config)
     tracing_headers(config.tracing)
     cache_salt_secret(config.tenants)
+    _check_quotas(config.quotas)
     for model in config.models:
         for replica in model.replicas:
             _check_replica(replica, model, find_adapter)
     return config
+
+
+def quotas_password(config: QuotasConfig) -> str | None:
+    """The store's password: in the environment, or where that is not set in the file."""
+    name = config.password_env
+    if name is not None and (name in os.environ or config.password_file is None):
+        return _read_secret("env", name, "password_env", "quotas")
+    if config.password_file is not None:
+        return _read_secret("file", config.password_file, "password_file", "quotas")
+    return None
 
 
 def adapter_options(replica: ReplicaConfig, adapter: AdapterClass) -> EngineOptions:
@@ -398,6 +423,15 @@ def _check_rules(config: Config) -> None:
             shape_of(named.name, named)
         except ValueError as error:
             raise ConfigError(f"{error} (model {named.name!r}).") from error
+
+
+def _check_quotas(config: QuotasConfig) -> None:
+    if "@" in urlsplit(config.store).netloc:
+        raise ConfigError("Do not write a secret in the file: use `password_env` or `password_file` (quotas).")
+    secret = (config.username, config.password_env, config.password_file)
+    if config.store == "file" and secret != (None, None, None):
+        raise ConfigError("`store: file` takes no user and no password; leave them out, or name a Redis (quotas).")
+    quotas_password(config)
 
 
 def _check_replica(replica: ReplicaConfig, model: ModelConfig, find_adapter: FindAdapter) -> None:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple, Protocol, TypeAlias
 
-from adapters.errors import InvalidRequest
+from adapters.errors import GoodgateError, InvalidRequest
 from gateway.tenants import accounts
 from gateway.tenants.accounts import NO_RETRY, Account, Claim, InsufficientQuota, Now, State
 from gateway.tenants.budgets import Amount
@@ -23,24 +23,35 @@ from gateway.tenants.keys import Key
 from gateway.tenants.limits import RateLimited
 
 NOTHING = Amount(0, 0)
+NO_CLAIM = Claim(0, NOTHING)
+
+
+class QuotasUnavailable(GoodgateError):
+    """Nobody can say what is left to the caller."""
+
+    status = 503
+    type = "overloaded_error"
+    code = "quotas_unavailable"
 
 
 class Outcome(NamedTuple):
-    """The states after a decision, and the refusal if it was one."""
+    """The states after a decision, what is held by it now, and the refusal if it was one. There are no states where a
+    store that could not be asked was told to let requests in."""
 
     states: Sequence[State]
     now: Now
-    refusal: RateLimited | InsufficientQuota | None
+    held: Claim = NO_CLAIM
+    refusal: RateLimited | InsufficientQuota | None = None
 
 
 class Store(Protocol):
-    """Keeps the states of accounts for all processes that share them."""
+    """Keeps the states of accounts for all processes that share them. Raises `QuotasUnavailable` where it cannot."""
 
     async def reserve(self, wanted: Sequence[Account], claim: Claim) -> Outcome:
         """Decide and keep what was decided. One that is cancelled holds nothing."""
 
     async def settle(self, held: Sequence[Account], claim: Claim, spent: Amount) -> None:
-        """Give back what `reserve` has held, and charge what was spent. It happens even if it is cancelled."""
+        """Give back what `reserve` says is held, and charge what was spent. It happens even if it is cancelled."""
 
     async def states(self, wanted: Sequence[Account]) -> Outcome:
         """What they have used by now."""
@@ -77,7 +88,8 @@ class Quotas:
         if (bound := accounts.too_many_at_once(bounded, claim.requests)) is not None:
             raise InvalidRequest(f"With this key one request may hold at most {bound} prompts.", param="prompt")
         outcome = await self.store.reserve(bounded, claim)
-        tell(accounts.headers(bounded, outcome.states, outcome.now))
+        if outcome.states:
+            tell(accounts.headers(bounded, outcome.states, outcome.now))
         if outcome.refusal is not None:
             if isinstance(outcome.refusal, InsufficientQuota) and outcome.refusal.is_final:
                 tell(NO_RETRY)
@@ -85,4 +97,4 @@ class Quotas:
         try:
             yield reservation
         finally:
-            await self.store.settle(bounded, claim, reservation.spent)
+            await self.store.settle(bounded, outcome.held, reservation.spent)

@@ -23,12 +23,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from adapters.errors import GoodgateError
 from gateway.tenants import accounts
 from gateway.tenants.accounts import Account, Claim, Now, State
 from gateway.tenants.budgets import Amount, Spending
 from gateway.tenants.limits import Used
-from gateway.tenants.quotas import Outcome
+from gateway.tenants.quotas import Outcome, QuotasUnavailable
 
 MAX_PROCESSES = 128
 TEND_INTERVAL_S = 1.0
@@ -40,14 +39,6 @@ _ROW = struct.Struct("<qqq")  # in flight, tokens held, gpu_us held
 _ROWS = _USED.size + _SPENT.size
 _RECORD = _ROWS + MAX_PROCESSES * _ROW.size
 _STEP = 64 * _RECORD  # the file grows by so much
-
-
-class QuotasUnavailable(GoodgateError):
-    """Nobody can say what is left to the caller."""
-
-    status = 503
-    type = "overloaded_error"
-    code = "quotas_unavailable"
 
 
 def this_host() -> Now:
@@ -65,9 +56,9 @@ class FileStore:
             now, before = self._clock(), [table.read(each) for each in wanted]
             outcome = accounts.reserve(wanted, before, now, claim)
             if not isinstance(outcome, list):
-                return Outcome(accounts.current(wanted, before, now), now, outcome)
+                return Outcome(accounts.current(wanted, before, now), now, refusal=outcome)
             table.write(wanted, before, outcome)
-        return Outcome(outcome, now, None)
+        return Outcome(outcome, now, claim)
 
     async def settle(self, held: Sequence[Account], claim: Claim, spent: Amount) -> None:
         with self._opened().locked() as table:
@@ -77,7 +68,7 @@ class FileStore:
     async def states(self, wanted: Sequence[Account]) -> Outcome:
         with self._opened().locked() as table:
             now = self._clock()
-            return Outcome(accounts.current(wanted, [table.read(each) for each in wanted], now), now, None)
+            return Outcome(accounts.current(wanted, [table.read(each) for each in wanted], now), now)
 
     async def tend(self) -> None:
         while True:

@@ -161,6 +161,7 @@ def keys_in(data: Any, kind: Any) -> set[str]:
 
 def test_the_example_names_every_option_and_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REMOTE_API_KEY", "x")
+    monkeypatch.setenv("QUOTAS_PASSWORD", "x")
     path = ROOT / "configs/gateway.example.yaml"
     assert keys_in(yaml.safe_load(path.read_text()), Config) == keys_of(Config)
     load_config(path)

@@ -23,8 +23,8 @@ from gateway.tenants.accounts import Account, Claim, InsufficientQuota, Now, Sta
 from gateway.tenants.budgets import NO_BUDGET, Amount, Budget, Exhausted, Period, Spending
 from gateway.tenants.keys import Key, KeyStore, NewKey
 from gateway.tenants.limits import Limits, RateLimited
-from gateway.tenants.quotas import Quotas
-from gateway.tenants.quotas_file import FileStore, QuotasUnavailable
+from gateway.tenants.quotas import Quotas, QuotasUnavailable
+from gateway.tenants.quotas_file import FileStore
 from tests.gateway.rig import HELLO, Gateway, Reply, Start, fake_model, model, until
 from tests.gateway.test_cancellation import UpstreamOf
 from tests.gateway.test_commands import await_ready, goodgate, running, write_config
