@@ -348,8 +348,10 @@ async def test_a42_clients_that_leave_at_any_moment_leave_nothing_held(start: St
 @asynccontextmanager
 async def opened(home: Path, wall: float = NOON) -> AsyncIterator[Quotas]:
     quotas = Quotas(FileStore(home, clock=lambda: Now(1_000.0, wall)))
-    yield quotas
-    await quotas.store.close()
+    try:
+        yield quotas
+    finally:
+        await quotas.store.close()
 
 
 KEY = Key(
