@@ -24,7 +24,7 @@ COPY native_engine native_engine
 COPY arena arena
 COPY configs configs
 RUN SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
- && /opt/goodgate/bin/pip install --no-compile --constraint constraints.txt "$(echo /wheels/goodgate-*.whl)[native,arena]"
+ && /opt/goodgate/bin/pip install --no-compile --constraint constraints.txt "$(echo /wheels/goodgate-*.whl)[native,arena,redis]"
 # Bytecode by hash, not by time: the same in every build, and a read-only root cannot make it later. One of torch's own
 # test files is written for a newer Python.
 RUN python -m compileall -q -j 0 --invalidation-mode unchecked-hash -x '/torch/testing/' /opt/goodgate/lib

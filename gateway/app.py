@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -69,7 +68,8 @@ def create_app(
         ledger = Ledger(config.ledger, home / FOLDER, proven=tuple if proven is None else proven.rates)
         metrics.watch("goodgate_ledger_records", ledger.written)
         metrics.watch("goodgate_ledger_dropped", ledger.dropped)
-    quotas = Quotas(_store_of_quotas(config.quotas, home, metrics))
+    quotas = Quotas(_store_of_quotas(config.quotas, home))
+    metrics.watch("goodgate_unmetered_requests", lambda: (((how,), n) for how, n in quotas.unmetered.items()))
     salts = Salts(config.tenants.isolate_prefix_cache, home, cache_salt_secret(config.tenants))
     dispatcher = Dispatcher(fleet, metrics, max_in_flight=config.server.max_in_flight, quotas=quotas, salts=salts)
     store = store_of(config.responses, home)
@@ -141,7 +141,7 @@ def create_app(
     return app
 
 
-def _store_of_quotas(config: QuotasConfig, home: Path, metrics: Metrics) -> Store:
+def _store_of_quotas(config: QuotasConfig, home: Path) -> Store:
     if config.store == "file":
         return FileStore(home)
     from gateway.tenants.quotas_redis import RedisStore  # its library is an extra
@@ -154,5 +154,4 @@ def _store_of_quotas(config: QuotasConfig, home: Path, metrics: Metrics) -> Stor
         timeout_s=config.timeout_s,
         lease_s=config.lease_s,
         allow=config.when_down == "allow",
-        count=partial(metrics.add, "goodgate_unmetered_requests"),
     )

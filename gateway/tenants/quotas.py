@@ -73,8 +73,11 @@ Tell: TypeAlias = Callable[[dict[str, str]], None]
 
 
 class Quotas:
+    """`unmetered` counts the requests that came while the store could not be asked, by what became of them."""
+
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.unmetered = {"refused": 0, "allowed": 0}
 
     @asynccontextmanager
     async def reserved(self, key: Key, claim: Claim, tell: Tell = lambda _: None) -> AsyncIterator[Reservation]:
@@ -87,9 +90,11 @@ class Quotas:
             return
         if (bound := accounts.too_many_at_once(bounded, claim.requests)) is not None:
             raise InvalidRequest(f"With this key one request may hold at most {bound} prompts.", param="prompt")
-        outcome = await self.store.reserve(bounded, claim)
+        outcome = await self._reserve(bounded, claim)
         if outcome.states:
             tell(accounts.headers(bounded, outcome.states, outcome.now))
+        else:
+            self.unmetered["allowed"] += 1
         if outcome.refusal is not None:
             if isinstance(outcome.refusal, InsufficientQuota) and outcome.refusal.is_final:
                 tell(NO_RETRY)
@@ -98,3 +103,10 @@ class Quotas:
             yield reservation
         finally:
             await self.store.settle(bounded, outcome.held, reservation.spent)
+
+    async def _reserve(self, bounded: Sequence[Account], claim: Claim) -> Outcome:
+        try:
+            return await self.store.reserve(bounded, claim)
+        except QuotasUnavailable:
+            self.unmetered["refused"] += 1
+            raise

@@ -21,7 +21,7 @@ import asyncio
 import itertools
 import random
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -146,7 +146,7 @@ class _Change:
 
 
 class RedisStore:
-    """`count` is told "refused" or "allowed" for each request that came while the server was down."""
+    """`allow`: requests come in, unmeasured, while the server is down."""
 
     def __init__(
         self,
@@ -158,7 +158,6 @@ class RedisStore:
         timeout_s: float = 0.25,
         lease_s: int = 10,
         allow: bool = False,
-        count: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._redis: Redis = Redis.from_url(
             url,
@@ -173,7 +172,6 @@ class RedisStore:
         self._prefix = f"{prefix}quota:"
         self._lease_s = lease_s
         self._allow = allow
-        self._count = count
         self._swaps = itertools.count(1)
         self._waiting: dict[str, list[_Change]] = {}  # by the account that a queue is for
         self._workers: dict[str, asyncio.Task[None]] = {}
@@ -192,7 +190,6 @@ class RedisStore:
         if change.answer.done():
             return change.answer.result()
         self._abandon(change)
-        self._count("allowed" if self._allow else "refused")
         if self._allow:
             return Outcome([], Now(0.0, 0.0), NO_CLAIM)
         raise QuotasUnavailable(
