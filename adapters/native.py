@@ -5,8 +5,9 @@
 
 Messages and tools become text through the model's own chat template, text becomes token ids here, and several choices
 become requests of their own, which share the prompt's blocks in the prefix cache. Tool calls are read out of the text,
-where the template renders tools and no special token, which the engine does not give out, marks a call. Grammars hold
-an answer to its `response_format`; a schema that they cannot express is refused.
+where no special token, which the engine does not give out, marks a call; a template that makes nothing of tools gets
+turns that describe them. Grammars hold an answer to its `response_format`, a forced call to its tool's parameters, and
+a free one where a tool is strict. What they cannot express is refused.
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ from adapters.models.chat_template import ChatTemplate
 from adapters.models.model_files import not_installed
 from adapters.models.model_store import ModelStore, is_store_name
 from adapters.response_format import wanted_schema
+from adapters.tools.call_grammar import forced_call, forced_format, free_calls
 from adapters.tools.formats import ToolFormat
 from adapters.tools.think_text import ReasoningParser, reads_thoughts, thoughts_of, with_thoughts
 from adapters.tools.tool_calls import (
     CallChunks,
+    Offer,
     ToolParser,
+    for_template,
     offered,
-    rendered_tools,
-    turns_for_template,
     usable_format,
     with_tool_calls,
     with_tools,
@@ -104,6 +106,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
 
     def __init__(self, options: NativeOptions) -> None:
         super().__init__(options)
+        self.capabilities = with_tools(self.capabilities, options.tool_parser != "none", can_force=True)
         self._engine: AsyncEngine | None = None
         self._template: ChatTemplate | None = None
         self._tool_format: ToolFormat | None = None
@@ -128,9 +131,9 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         self._template = _template_of(self._engine)
         if self._template is not None:
             wanted, hidden = self.options.tool_parser, self._engine.special_tokens
-            self._tool_format = usable_format(wanted, self._template, hidden)
+            self._tool_format = usable_format(wanted, self._template, hidden, teaches=True)
             self._thinks_aloud = reads_thoughts(self.options.reasoning_parser, self._template, hidden)
-            self.capabilities = with_tools(self.capabilities, self._tool_format is not None, can_force=False)
+        self.capabilities = with_tools(self.capabilities, self._tool_format is not None, can_force=True)
 
     def _load(self) -> AsyncEngine:
         try:
@@ -211,18 +214,26 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         offer = offered(request, self.engine)
         account = _Account(request.num_choices)
         pieces = self._pieces(request, self._running())
-        chunks = self._chunks(request, pieces, request_id, account)
-        if self._thinks_aloud and (thoughts := thoughts_of(request, "".join(pieces))) is not None:
+        grammar = self._grammar_of(request, offer)
+        chunks = self._chunks(request, pieces, grammar, request_id, account)
+        must_call = offer is not None and offer.must_call
+        if self._thinks_aloud and (thoughts := thoughts_of(request, "".join(pieces), must_call=must_call)) is not None:
             chunks = with_thoughts(chunks, thoughts)
         if offer is not None and self._tool_format is not None:
-            calls = CallChunks(offer, self._tool_format, num_choices=request.num_choices)
+            forced = forced_format(self._tool_format)
+            calls = CallChunks(offer, self._tool_format, num_choices=request.num_choices, forced_format=forced)
             chunks = with_tool_calls(chunks, calls, account.usage)
         async with contextlib.aclosing(chunks):
             async for chunk in chunks:
                 yield chunk
 
     async def _chunks(
-        self, request: GenerateRequest, pieces: list[str], request_id: str, account: _Account
+        self,
+        request: GenerateRequest,
+        pieces: list[str],
+        grammar: Grammar | None,
+        request_id: str,
+        account: _Account,
     ) -> AsyncGenerator[Chunk, None]:
         from native_engine.errors import EngineError as NativeError
 
@@ -230,7 +241,6 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         try:
             prompt_ids = await self._encode(engine, request, pieces)
             _check_prompt(len(prompt_ids), request, engine.max_model_len)
-            grammar = _grammar_of(request)
             streams = [
                 engine.generate(
                     prompt_ids,
@@ -287,8 +297,19 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             raise InvalidRequest(
                 f"The model {self.options.model!r} has no chat template; use /v1/completions.", param="messages"
             )
-        turns = turns_for_template(request, self._tool_format)
-        return self._template.render_pieces(turns, reserved, tools=rendered_tools(request))
+        turns, tools = for_template(request, self._template, self._tool_format)
+        return self._template.render_pieces(turns, reserved, tools=tools)
+
+    def _grammar_of(self, request: GenerateRequest, offer: Offer | None) -> Grammar | None:
+        """What the whole answer must be; None where any text will do."""
+        from native_engine.sampling_params import Grammar
+
+        if offer is None or self._tool_format is None:
+            schema = wanted_schema(request, self.engine)
+            return None if schema is None else Grammar("json", msgspec.json.encode(schema).decode())
+        hold = forced_call if offer.must_call else free_calls
+        source = hold(offer, self._tool_format)
+        return None if source is None else Grammar("lark", source)
 
 
 class _Account:
@@ -335,14 +356,6 @@ _SAMPLING_FIELDS = (
     "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "ignore_eos",
 )  # fmt: skip
-
-
-def _grammar_of(request: GenerateRequest) -> Grammar | None:
-    """What holds the answer to the wanted form; None where any text will do."""
-    from native_engine.sampling_params import Grammar
-
-    schema = wanted_schema(request, "native")
-    return None if schema is None else Grammar("json", msgspec.json.encode(schema).decode())
 
 
 def _prompt_field(request: GenerateRequest) -> str:

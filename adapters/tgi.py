@@ -97,7 +97,7 @@ class Adapter(OpenAIHTTPAdapter[TGIOptions]):
         if self._is_native and self.options.chat_template:
             self._text = await asyncio.to_thread(ModelText.load, self.options.chat_template, goodgate_home())
             self._writing = Writing(
-                self._text.tool_format(self.options.tool_parser, hides_special_tokens=False),
+                self._text.choose_tool_format(self.options.tool_parser, hides_special_tokens=False),
                 self._text.reads_thoughts(self.options.reasoning_parser, hides_special_tokens=False),
             )
             self.capabilities = with_tools(self.capabilities, self._writing.tool_format is not None, can_force=True)

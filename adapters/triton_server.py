@@ -89,7 +89,7 @@ class Adapter(LocalTokenizer[TritonOptions]):
         if self.options.chat_template:
             text = await self.load_text(self.options.chat_template)
             self._writing = Writing(
-                text.tool_format(self.options.tool_parser, hides_special_tokens=True),
+                text.choose_tool_format(self.options.tool_parser, hides_special_tokens=True),
                 text.reads_thoughts(self.options.reasoning_parser, hides_special_tokens=True),
             )
             self.capabilities = with_tools(self.capabilities, self._writing.tool_format is not None, can_force=False)

@@ -29,7 +29,7 @@ from adapters.models.chat_template import ChatTemplate
 from adapters.models.model_store import ModelStore
 from adapters.tools.formats import MARKERS, ToolFormat, format_of
 from adapters.tools.think_text import ReasoningParser, reads_thoughts
-from adapters.tools.tool_calls import ToolParser, rendered_tools, turns_for_template, usable_format
+from adapters.tools.tool_calls import ToolParser, for_template, rendered_tools, usable_format
 from adapters.types import ChatRequest, GenerateRequest, TokenizeRequest, Tokens
 
 O = TypeVar("O", bound=EngineOptions)  # noqa: E741 - the conventional one-letter name for a type variable
@@ -52,6 +52,7 @@ class ModelText:
         self._template = template
         self._tool_template = tool_template or template
         self._tokenizer = tokenizer
+        self._tool_format: ToolFormat | None = None
         self._doubled_bos = bos_token if tokenizer is not None and _adds_bos(tokenizer, bos_token) else ""
 
     @classmethod
@@ -80,14 +81,17 @@ class ModelText:
 
     def prompt(self, request: ChatRequest) -> str:
         """The messages as one text, without a beginning-of-sequence token that the engine's tokenizer adds again."""
-        tools = rendered_tools(request)
-        template = self._tool_template if tools else self._template
-        turns = turns_for_template(request, format_of(template.source))
+        template = self._tool_template if rendered_tools(request) else self._template
+        turns, tools = for_template(request, template, self._tool_format or format_of(template.source))
         return template.render(turns, tools=tools).removeprefix(self._doubled_bos)
 
-    def tool_format(self, wanted: ToolParser, *, hides_special_tokens: bool) -> ToolFormat | None:
-        """How this model writes its calls, where an engine lets them be read (see `usable_format`)."""
-        return usable_format(wanted, self._tool_template, self._special_tokens() if hides_special_tokens else ())
+    def choose_tool_format(self, wanted: ToolParser, *, hides_special_tokens: bool) -> ToolFormat | None:
+        """How this model writes its calls, where an engine lets them be read (see `usable_format`), and how the prompt
+        teaches it to, where its template does not.
+        """
+        hidden = self._special_tokens() if hides_special_tokens else ()
+        self._tool_format = usable_format(wanted, self._tool_template, hidden)
+        return self._tool_format
 
     def reads_thoughts(self, wanted: ReasoningParser, *, hides_special_tokens: bool) -> bool:
         """Whether this model's thoughts are looked for in its text (see `tools/think_text.py`)."""

@@ -41,7 +41,7 @@ from adapters.servers.openvino_worker import Generation, Job, PipelineProcess, S
 from adapters.servers.side_answers import decode_detokenize, decode_tokenize, text_answer, tokens_answer
 from adapters.tools.formats import FORMATS
 from adapters.tools.think_text import ReasoningParser, thoughts_of
-from adapters.tools.tool_calls import CallChunks, offered, rendered_tools, turns_for_template, whole_calls
+from adapters.tools.tool_calls import CallChunks, for_template, offered, whole_calls
 from adapters.types import (
     INFORMATIONAL,
     ChatRequest,
@@ -242,8 +242,8 @@ class Server:
     def _chat_prompt(self, body: ChatRequest) -> str:
         if self._text.template is None:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
-        turns = turns_for_template(body, self._text.tool_format)
-        return self._text.template.render(turns, tools=rendered_tools(body))
+        turns, tools = for_template(body, self._text.template, self._text.tool_format)
+        return self._text.template.render(turns, tools=tools)
 
     def _prompt_ids(self, body: CompletionRequest) -> list[int]:
         if isinstance(body.prompt, str):

@@ -25,6 +25,7 @@ from adapters.base import Capabilities
 from adapters.errors import EngineUnavailable, InvalidRequest
 from adapters.tools.call_text import Arguments, CallBegun, Event, Said, Thought
 from adapters.tools.formats import MARKERS, ToolFormat, format_of, mistral_id
+from adapters.tools.taught import TAUGHT, taught_turns
 from adapters.tools.tool_text import ToolText
 from adapters.types import ChatRequest, Chunk, FinishReason, GenerateRequest, Usage
 
@@ -38,7 +39,9 @@ ToolParser: TypeAlias = ToolFormat | Literal["auto", "none"]  # an engine's opti
 # ---------------------------------------------------------------------------------------------------------- requests
 
 
-class _Function(Struct):
+class Function(Struct):
+    """A function as OpenAI describes it."""
+
     name: Annotated[str, Meta(pattern=r"^[-.\w]{1,256}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -47,7 +50,7 @@ class _Function(Struct):
 
 class _Tool(Struct):
     type: Literal["function"]
-    function: _Function
+    function: Function
 
 
 class _Named(Struct):
@@ -62,7 +65,7 @@ class _NamedChoice(Struct):
 class Offer(Struct, frozen=True, kw_only=True):
     """The functions that a model may call, or one of which it must."""
 
-    callable: list[_Function]
+    callable: list[Function]
     must_call: bool = False
     is_named: bool = False
     only_one: bool = False
@@ -101,7 +104,7 @@ def offered(request: GenerateRequest, engine: str) -> Offer | None:
     )
 
 
-def _functions(tools: list[dict[str, Any]]) -> list[_Function]:
+def _functions(tools: list[dict[str, Any]]) -> list[Function]:
     try:
         functions = [tool.function for tool in msgspec.convert(tools, list[_Tool])]
     except msgspec.ValidationError as error:
@@ -111,7 +114,7 @@ def _functions(tools: list[dict[str, Any]]) -> list[_Function]:
     return functions
 
 
-def _named(choice: dict[str, Any], functions: list[_Function]) -> _Function:
+def _named(choice: dict[str, Any], functions: list[Function]) -> Function:
     try:
         wanted = msgspec.convert(choice, _NamedChoice).function.name
     except msgspec.ValidationError as error:
@@ -122,7 +125,7 @@ def _named(choice: dict[str, Any], functions: list[_Function]) -> _Function:
     return found
 
 
-def _parameters(function: _Function) -> dict[str, Any]:
+def _parameters(function: Function) -> dict[str, Any]:
     """Left out, they are those of a function without any."""
     return {"type": "object", "properties": {}} if function.parameters is None else function.parameters
 
@@ -144,6 +147,16 @@ def rendered_tools(request: ChatRequest) -> list[dict[str, Any]] | None:
     ]
 
 
+def for_template(
+    request: ChatRequest, template: ChatTemplate, tool_format: ToolFormat | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """The turns and the tools for the chat template. One that makes nothing of tools gets turns that tell of them."""
+    turns, tools = turns_for_template(request, tool_format), rendered_tools(request)
+    if tool_format is None or template.renders_tools:
+        return turns, tools
+    return taught_turns(turns, tools, tool_format), None
+
+
 def turns_for_template(request: ChatRequest, tool_format: ToolFormat | None) -> list[dict[str, Any]]:
     """The conversation as the chat template reads it. Templates of Mistral refuse ids of calls that are not theirs."""
     turns = [message.for_template() for message in request.messages]
@@ -157,24 +170,41 @@ def turns_for_template(request: ChatRequest, tool_format: ToolFormat | None) -> 
     return turns
 
 
-def usable_format(wanted: ToolParser, template: ChatTemplate, hidden: Collection[str] = ()) -> ToolFormat | None:
+def usable_format(
+    wanted: ToolParser, template: ChatTemplate, hidden: Collection[str] = (), *, teaches: bool = False
+) -> ToolFormat | None:
     """How a model with this template writes its calls, where they can be read; None where tools have to be refused.
 
-    `hidden` are the special tokens, for an engine that leaves them out of its text. Raises `EngineUnavailable` where
-    the wanted parser cannot work.
+    A template that makes nothing of tools leaves a form to be taught in words (tools/taught.py): one that is named, or
+    for an engine that `teaches`, because its grammar can force a call of any model, the first of them. `hidden` are the
+    special tokens, for an engine that leaves them out of its text. Raises `EngineUnavailable` where the wanted parser
+    cannot work.
     """
-    if wanted == "none" or (wanted == "auto" and not template.renders_tools):
+    if wanted == "none":
         return None
-    tool_format = format_of(template.source) if wanted == "auto" else wanted
-    if tool_format is None or (template.renders_tools and set(MARKERS[tool_format]).isdisjoint(hidden)):
-        return tool_format
-    if wanted == "auto":
-        return None
-    if not template.renders_tools:
-        reason = "the model's chat template makes nothing of tools; name a template that renders them"
+    if wanted != "auto":
+        tool_format: ToolFormat | None = wanted
+    elif template.renders_tools:
+        tool_format = format_of(template.source)
     else:
-        reason = "the engine hides the special tokens that mark such calls; leave it out"
-    raise EngineUnavailable(f"tool_parser {wanted!r} cannot work: {reason}.")
+        tool_format = TAUGHT[0] if teaches else None
+    fault = _fault_of(tool_format, template, hidden)
+    if fault and wanted != "auto":
+        raise EngineUnavailable(f"tool_parser {wanted!r} cannot work: {fault}.")
+    return None if fault else tool_format
+
+
+def _fault_of(tool_format: ToolFormat | None, template: ChatTemplate, hidden: Collection[str]) -> str:
+    if tool_format is None:
+        return ""
+    if not template.renders_tools and tool_format not in TAUGHT:
+        return (
+            "the model's chat template makes nothing of tools; name a template that renders them, or one of the "
+            f"parsers that are taught in words ({', '.join(TAUGHT)})"
+        )
+    if not set(MARKERS[tool_format]).isdisjoint(hidden):
+        return "the engine hides the special tokens that mark such calls; leave it out"
+    return ""
 
 
 def with_tools(capabilities: Capabilities, can: bool, *, can_force: bool) -> Capabilities:
@@ -216,10 +246,13 @@ def call_schema(offer: Offer) -> dict[str, Any]:
 class CallChunks:
     """The chunks of one request, with tool calls in place of the text that makes them."""
 
-    def __init__(self, offer: Offer, tool_format: ToolFormat, *, num_choices: int) -> None:
+    def __init__(
+        self, offer: Offer, tool_format: ToolFormat, *, num_choices: int, forced_format: ToolFormat = "json"
+    ) -> None:
+        """`forced_format`: how a call is written that the engine's grammar forces."""
         self._is_named = offer.is_named
         self._parsers = [
-            ToolText("json" if offer.must_call else tool_format, offer.names, only_first=offer.only_one)
+            ToolText(forced_format if offer.must_call else tool_format, offer.names, only_first=offer.only_one)
             for _ in range(num_choices)
         ]
         self._finished = [False] * num_choices

@@ -114,4 +114,4 @@ def test_a_template_of_its_own_for_tools_is_taken_where_there_are_any(tmp_path: 
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert text.prompt(chat(tools=tools)) == "f: Hi <tool_call>"
     assert text.prompt(chat()) == text.prompt(chat(tools=tools, tool_choice="none")) == "Hi"
-    assert text.tool_format("auto", hides_special_tokens=True) == "hermes"
+    assert text.choose_tool_format("auto", hides_special_tokens=True) == "hermes"

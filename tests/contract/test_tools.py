@@ -545,8 +545,12 @@ async def test_a_parser_can_be_chosen_or_switched_off_and_one_that_cannot_work_s
     text_model: Path, tmp_path: Path
 ) -> None:
     for name, options in (("tgi", {}), ("sglang", {"route": "native"}), ("triton_server", {})):
-        with pytest.raises(EngineUnavailable, match="renders them"):
-            await start_alone(name, text_model, tool_parser="hermes", **options)
+        with pytest.raises(EngineUnavailable, match=r"renders them, or one of .* \(hermes, json\)"):
+            await start_alone(name, text_model, tool_parser="llama3_json", **options)
+        taught = await start_alone(name, text_model, tool_parser="hermes", **options)
+        assert "tools" in taught.capabilities.parameters
+        untaught = await start_alone(name, text_model, **options)
+        assert "tools" not in untaught.capabilities.parameters
         folder = tmp_path / name
         folder.mkdir()
         write_tool_model(folder, "mistral", special=("[TOOL_CALLS]",))
@@ -596,10 +600,9 @@ async def own_engine(folder: Path, tool_format: str, home: Path) -> EngineAdapte
 
 async def test_our_own_engine_takes_tools_where_its_models_template_does(tmp_path: Path, native_home: Path) -> None:
     adapter = await own_engine(tmp_path, "hermes", native_home)
-    assert "tools" not in adapter.capabilities.parameters
     await adapter.start()
     try:
-        assert "tools" in adapter.capabilities.parameters
+        assert {"tools", "tool_choice"} <= adapter.capabilities.parameters
         fields: dict[str, Any] = {"max_tokens": 3, "ignore_eos": True}
         plain = await collect(adapter, chat(**fields))
         with_tools = await collect(adapter, chat(tools=TOOLS, **fields))
@@ -608,9 +611,6 @@ async def test_our_own_engine_takes_tools_where_its_models_template_does(tmp_pat
         more = with_tools[-1].usage.prompt_tokens - plain[-1].usage.prompt_tokens
         assert more > len(json.dumps(TOOLS))  # a byte is a token there
         assert with_tools[-1].usage.completion_tokens == 3
-        for choice in ("required", NAMED):
-            with pytest.raises(UnsupportedParameter, match=r"native.*tool_choice"):
-                await collect(adapter, chat(tools=TOOLS, tool_choice=choice))
     finally:
         await adapter.close()
 
