@@ -32,7 +32,7 @@ ROOMS: dict[str, str | None] = {
     "adapters.models.models_cli": "models",
     "arena.cli": "arena",
 }
-TOP_LEVEL = {"serve": "gateway.cli", "chat": "gateway.cli", "doctor": "gateway.cli"} | dict.fromkeys(
+TOP_LEVEL = dict.fromkeys(("serve", "chat", "doctor", "prefixes"), "gateway.cli") | dict.fromkeys(
     ("usage", "why"), "gateway.records.ledger_cli"
 )
 

@@ -34,6 +34,7 @@ from gateway.middleware import Sink, enveloping, headers_of, log_access, recordi
 from gateway.records.ledger import Ledger
 from gateway.records.ledger_files import FOLDER
 from gateway.records.metrics import Metrics
+from gateway.records.prefixes import PrefixWatch
 from gateway.records.spans import SpanExporter
 from gateway.records.trace_context import Sampling
 from gateway.response_store import ResponseStore, store_of
@@ -71,7 +72,15 @@ def create_app(
     quotas = Quotas(_store_of_quotas(config.quotas, home))
     metrics.watch("goodgate_unmetered_requests", lambda: (((how,), n) for how, n in quotas.unmetered.items()))
     salts = Salts(config.tenants.isolate_prefix_cache, home, cache_salt_secret(config.tenants))
-    dispatcher = Dispatcher(fleet, metrics, max_in_flight=config.server.max_in_flight, quotas=quotas, salts=salts)
+    prefixes = PrefixWatch(gives_advice=config.prefixes.advice)
+    dispatcher = Dispatcher(
+        fleet,
+        metrics,
+        max_in_flight=config.server.max_in_flight,
+        quotas=quotas,
+        salts=salts,
+        prefixes=prefixes,
+    )
     store = store_of(config.responses, home)
 
     exporter = None
@@ -79,7 +88,7 @@ def create_app(
         exporter = SpanExporter(config.tracing.endpoint, tracing_headers(config.tracing), fleet, metrics)
     sampling = Sampling(is_on=exporter is not None, share=config.tracing.sample)
 
-    sinks: list[Sink] = [metrics.answered]
+    sinks: list[Sink] = [metrics.answered, prefixes.answered]
     if config.logs.access:
         sinks.append(log_access)
     if exporter is not None:
@@ -100,7 +109,7 @@ def create_app(
     app.add_routes(AnthropicHandlers(dispatcher, fleet, config.server).routes())
     app.add_routes(QuestionHandlers(dispatcher, fleet, config.server).routes())
     app.add_routes(ResponsesHandlers(dispatcher, config.server, store).routes())
-    app.add_routes(AdminHandlers(dispatcher, fleet, metrics).routes())
+    app.add_routes(AdminHandlers(dispatcher, fleet, metrics, prefixes).routes())
 
     async def keeping(_: web.Application) -> AsyncIterator[None]:
         if store is not None:

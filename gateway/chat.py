@@ -1,11 +1,12 @@
-"""A small client for `goodgate chat`: one question to a running gateway, the answer piece by piece."""
+"""A small client for the commands that ask a running gateway: `goodgate chat` gets its answer piece by piece, others
+fetch what an operator wants to know."""
 
 from __future__ import annotations
 
 import http.client
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,23 +30,37 @@ def stream_answer(
 
     A temperature that nobody asked for must not keep an engine without one from answering.
     """
+    headers = _authorization(key)
+    with _connected(url) as connection:
+        body = {
+            "model": model or _first_model(connection, headers),
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": max_tokens,
+            "temperature": DEFAULT_TEMPERATURE if temperature is None else temperature,
+            "stream": True,
+        }
+        connection.timeout = SILENCE_TIMEOUT_S  # of a socket that is opened again
+        if connection.sock is not None:
+            connection.sock.settimeout(SILENCE_TIMEOUT_S)
+        yield from _pieces(_ask(connection, body, headers, may_drop_temperature=temperature is None))
+
+
+def fetch(url: str, path: str, *, key: str = "") -> bytes:
+    """The body of a GET that succeeds. Raises an error whose message says what to do."""
+    with _connected(url) as connection:
+        connection.request("GET", path, headers=_authorization(key))
+        return _read(connection.getresponse())
+
+
+@contextmanager
+def _connected(url: str) -> Iterator[http.client.HTTPConnection]:
+    """A connection to the gateway. Whatever goes wrong with it meanwhile becomes an error of ours."""
     host, port = _address(url)
     connection = http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     with closing(connection):
         try:
             connection.connect()
-            body = {
-                "model": model or _first_model(connection, headers),
-                "messages": [{"role": "user", "content": prompt}],
-                "max_tokens": max_tokens,
-                "temperature": DEFAULT_TEMPERATURE if temperature is None else temperature,
-                "stream": True,
-            }
-            connection.timeout = SILENCE_TIMEOUT_S  # of a socket that is opened again
-            if connection.sock is not None:
-                connection.sock.settimeout(SILENCE_TIMEOUT_S)
-            yield from _pieces(_ask(connection, body, headers, may_drop_temperature=temperature is None))
+            yield connection
         except ConnectionRefusedError as error:
             raise EngineUnavailable(f"No gateway listens on {url}; start one with `goodgate serve`.") from error
         except TimeoutError as error:
@@ -55,6 +70,10 @@ def stream_answer(
             raise EngineUnavailable(
                 f"The gateway at {url} cannot be reached: {reason}; start it with `goodgate serve`."
             ) from error
+
+
+def _authorization(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _address(url: str) -> tuple[str, int]:

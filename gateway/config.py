@@ -104,6 +104,12 @@ class TracingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     headers_env: Name | None = None
 
 
+class PrefixesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Are fingerprints of prompts kept, to tell tenants where their prompts destroy the reuse of prefix caches?"""
+
+    advice: bool = True
+
+
 class ResponsesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is kept of /v1/responses for clients that come back to it: where, how much and how long."""
 
@@ -178,6 +184,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tenants: TenantsConfig = TenantsConfig()
     logs: LogsConfig = LogsConfig()
     tracing: TracingConfig = TracingConfig()
+    prefixes: PrefixesConfig = PrefixesConfig()
     responses: ResponsesConfig = ResponsesConfig()
     ledger: LedgerConfig = LedgerConfig()
     quotas: QuotasConfig = QuotasConfig()

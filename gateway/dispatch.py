@@ -45,6 +45,7 @@ from gateway.fan_out import fan_out
 from gateway.fleet import Fleet, Replica, ServedModel, State
 from gateway.records import logs
 from gateway.records.metrics import Metrics
+from gateway.records.prefixes import PrefixWatch
 from gateway.records.trace import CANCELLED, Attempt, Candidate, Trace, new_request_id
 from gateway.records.trace_context import new_span_id
 from gateway.routing import POLICIES, ReplicaView
@@ -107,8 +108,18 @@ async def _given(chunk: Chunk) -> Chunk:
 
 
 class Dispatcher:
-    def __init__(self, fleet: Fleet, metrics: Metrics, *, max_in_flight: int, quotas: Quotas, salts: Salts) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        metrics: Metrics,
+        *,
+        max_in_flight: int,
+        quotas: Quotas,
+        salts: Salts,
+        prefixes: PrefixWatch,
+    ) -> None:
         self._fleet = fleet
+        self._prefixes = prefixes
         self._quotas = quotas
         self._salts = salts
         self._engine_seconds = EngineSeconds()
@@ -139,6 +150,7 @@ class Dispatcher:
                     opens = [partial(self._generation, model, trace, request) for request in requests]
                     async with fan_out(opens, requests[0].num_choices) as chunks:
                         yield Answer(model.name, await anext(chunks), chunks, _counted_already)
+        self._prefixes.note(trace, requests[0])
 
     async def ask(self, question: Question[T], name: str, trace: Trace) -> T:
         """The answer of one of the model's own replicas."""

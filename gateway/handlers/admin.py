@@ -1,10 +1,11 @@
 """What operators and their tools ask: is the process alive, can it serve, what has it counted, who is in the fleet.
 
-GET /health    GET /ready    GET /metrics    GET /admin/status
+GET /health    GET /ready    GET /metrics    GET /admin/status    GET /admin/prefixes
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -15,14 +16,16 @@ from gateway.dispatch import Dispatcher
 from gateway.envelope import JSON
 from gateway.fleet import Fleet, Replica
 from gateway.records.metrics import CONTENT_TYPE, Metrics
+from gateway.records.prefixes import PrefixWatch
 from gateway.tenants.auth import admin, public
 
 
 class AdminHandlers:
-    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, metrics: Metrics) -> None:
+    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, metrics: Metrics, prefixes: PrefixWatch) -> None:
         self._dispatcher = dispatcher
         self._fleet = fleet
         self._metrics = metrics
+        self._prefixes = prefixes
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -30,6 +33,7 @@ class AdminHandlers:
             web.get("/ready", public(self.ready)),
             web.get("/metrics", admin(self.metrics)),
             web.get("/admin/status", admin(self.status)),
+            web.get("/admin/prefixes", admin(self.prefixes)),
         ]
 
     async def health(self, _: web.Request) -> web.Response:
@@ -50,6 +54,10 @@ class AdminHandlers:
 
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def prefixes(self, _: web.Request) -> web.Response:
+        """What tenants get from prefix caches, with advice where their prompts spoil it."""
+        return _json_response(await asyncio.to_thread(self._prefixes.report))
 
     async def status(self, _: web.Request) -> web.Response:
         return _json_response(

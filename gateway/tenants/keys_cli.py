@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Annotated
@@ -16,6 +15,7 @@ import typer
 
 from adapters.config import goodgate_home
 from adapters.errors import GoodgateError
+from gateway.table import table
 from gateway.tenants import budgets, quotas_file
 from gateway.tenants.accounts import Account
 from gateway.tenants.budgets import NO_BUDGET, Budget, Period
@@ -208,13 +208,6 @@ def _shown_budget(bound: int | None, spent: int | None, per: Period) -> str:
     if bound is None:
         return "-"
     return f"{'?' if spent is None else f'{spent:,}'} of {bound:,} {budgets.PERIODS[per]}"
-
-
-def table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Columns as wide as they need: a name that was cut could not be revoked."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def state_of(key: Key, now: float) -> str:
