@@ -30,6 +30,7 @@ from gateway.handlers.models import ModelHandlers
 from gateway.handlers.openai import OpenAIHandlers
 from gateway.handlers.questions import QuestionHandlers
 from gateway.handlers.responses import ResponsesHandlers
+from gateway.loader import Loader
 from gateway.middleware import Sink, enveloping, headers_of, log_access, recording
 from gateway.records.ledger import Ledger
 from gateway.records.ledger_files import FOLDER
@@ -45,6 +46,7 @@ from gateway.tenants.quotas_file import FileStore
 from gateway.tenants.salts import Salts
 
 FLEET = web.AppKey("fleet", Fleet)
+LOADER = web.AppKey("loader", Loader)
 DISPATCHER = web.AppKey("dispatcher", Dispatcher)
 RESPONSES = web.AppKey("responses", ResponseStore)  # absent where nothing is kept
 
@@ -73,8 +75,10 @@ def create_app(
     metrics.watch("goodgate_unmetered_requests", lambda: (((how,), n) for how, n in quotas.unmetered.items()))
     salts = Salts(config.tenants.isolate_prefix_cache, home, cache_salt_secret(config.tenants))
     prefixes = PrefixWatch(gives_advice=config.prefixes.advice)
+    loader = Loader(fleet, config, metrics)
     dispatcher = Dispatcher(
         fleet,
+        loader,
         metrics,
         max_in_flight=config.server.max_in_flight,
         quotas=quotas,
@@ -109,7 +113,7 @@ def create_app(
     app.add_routes(AnthropicHandlers(dispatcher, fleet, config.server).routes())
     app.add_routes(QuestionHandlers(dispatcher, fleet, config.server).routes())
     app.add_routes(ResponsesHandlers(dispatcher, config.server, store).routes())
-    app.add_routes(AdminHandlers(dispatcher, fleet, metrics, prefixes).routes())
+    app.add_routes(AdminHandlers(dispatcher, fleet, loader, metrics, prefixes).routes())
 
     async def keeping(_: web.Application) -> AsyncIterator[None]:
         if store is not None:
@@ -140,10 +144,12 @@ def create_app(
         await asyncio.gather(*watches, return_exceptions=True)
         if ring is not None:
             ring.close()
+        await loader.close()
         await fleet.close()
 
     app.cleanup_ctx.extend([keeping, running])
     app[FLEET] = fleet
+    app[LOADER] = loader
     app[DISPATCHER] = dispatcher
     if store is not None:
         app[RESPONSES] = store

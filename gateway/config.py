@@ -31,6 +31,7 @@ from gateway.shaping import Rules, shape_of
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
+Gib: TypeAlias = Annotated[float, Meta(gt=0, le=1_000_000)]
 AdapterClass: TypeAlias = type[EngineAdapter[Any]]
 FindAdapter: TypeAlias = Callable[[str], AdapterClass]
 Isolation: TypeAlias = Literal["auto", "require", "off"]
@@ -165,6 +166,9 @@ class ModelConfig(NamedConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     """A model, and the replicas that serve it."""
 
     routing: RoutingPolicy = "least_load"
+    load: Literal["at_start", "on_demand"] = "at_start"
+    unload_after_s: Seconds | None = None
+    memory_gib: Gib | None = None
     replicas: Annotated[tuple[ReplicaConfig, ...], Meta(min_length=1)]
 
 
@@ -173,6 +177,16 @@ class GroupConfig(NamedConfig, frozen=True, kw_only=True, forbid_unknown_fields=
 
     routing: Literal["order"] | RoutingPolicy = "order"
     models: Annotated[tuple[Name, ...], Meta(min_length=1)]
+
+
+class ResidencyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which of the models that are loaded on demand may be loaded together, and how long a load and a wait may take."""
+
+    max_loaded: Annotated[int, Meta(ge=1)] | None = None
+    groups: tuple[Annotated[tuple[Name, ...], Meta(min_length=1)], ...] = ()
+    memory_gib: Gib | None = None
+    load_timeout_s: Seconds = 600
+    wait_timeout_s: Seconds = 600
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -189,6 +203,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ledger: LedgerConfig = LedgerConfig()
     quotas: QuotasConfig = QuotasConfig()
     evidence: Annotated[str, Meta(min_length=1)] | None = None
+    residency: ResidencyConfig = ResidencyConfig()
     models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
     groups: tuple[GroupConfig, ...] = ()
 
@@ -226,6 +241,7 @@ def parse_config(data: object, find_adapter: FindAdapter = registry.adapter_clas
     tracing_headers(config.tracing)
     cache_salt_secret(config.tenants)
     _check_quotas(config.quotas)
+    _check_residency(config)
     for model in config.models:
         for replica in model.replicas:
             _check_replica(replica, model, find_adapter)
@@ -439,6 +455,45 @@ def _check_quotas(config: QuotasConfig) -> None:
     if config.store == "file" and secret != (None, None, None):
         raise ConfigError("`store: file` takes no user and no password; leave them out, or name a Redis (quotas).")
     quotas_password(config)
+
+
+def _check_residency(config: Config) -> None:
+    """Each model that is loaded on demand can be loaded, and what is said of such models is said of no others."""
+    on_demand = {model.name for model in config.models if model.load == "on_demand"}
+    budget_gib = config.residency.memory_gib
+    for model in config.models:
+        where = f"model {model.name!r}"
+        for key in ("unload_after_s", "memory_gib"):
+            if model.name not in on_demand and getattr(model, key) is not None:
+                raise ConfigError(f"`{key}` belongs to `load: on_demand` ({where}).")
+        if model.name in on_demand:
+            _check_on_demand(model, budget_gib, where)
+    for group in config.groups:
+        if group.routing != "order" and not on_demand.isdisjoint(group.models):
+            raise ConfigError(
+                f"Group {group.name!r} holds a model that is loaded on demand, so it needs `routing: order`: to choose "
+                "by load, all its models would have to be loaded."
+            )
+    for name in (name for group in config.residency.groups for name in group):
+        if name not in on_demand:
+            hint = nearest(name, on_demand)
+            raise ConfigError(f"`residency.groups` names {name!r}, which is no model with `load: on_demand`{hint}.")
+
+
+def _check_on_demand(model: ModelConfig, budget_gib: float | None, where: str) -> None:
+    if not all(replica.launch for replica in model.replicas):
+        raise ConfigError(
+            f"`load: on_demand` needs `launch: true` at every replica: only a process of its own gives its memory back "
+            f"({where})."
+        )
+    if (budget_gib is None) != (model.memory_gib is None):
+        missing = "`residency.memory_gib`, the memory for all such models" if budget_gib is None else "`memory_gib` too"
+        raise ConfigError(f"A limit on memory needs {missing} ({where}).")
+    if budget_gib is not None and model.memory_gib is not None and model.memory_gib > budget_gib:
+        raise ConfigError(
+            f"It can never be loaded: it takes {model.memory_gib:g} GiB of the {budget_gib:g} that "
+            f"`residency.memory_gib` allows ({where})."
+        )
 
 
 def _check_replica(replica: ReplicaConfig, model: ModelConfig, find_adapter: FindAdapter) -> None:

@@ -1,14 +1,16 @@
 """One request's life: shape -> admit -> route -> attempt -> stream -> record.
 
-    async with dispatcher.open([request], trace) as answer:      # the first chunk is in hand, nothing has been sent yet
+    async with dispatcher.open([request], trace) as answer:      # the first chunk is in hand
         async for chunk in answer:
             ...
     embeddings = await dispatcher.ask(Question(...), "model", trace)       # what is answered in one piece
 
 Opening may try several replicas, then those of the fallback models, as long as the failures are retryable; once `open`
 has answered there is no second attempt, because the client may have seen a part of the first. A client that does not
-stream sees nothing before the end, so there the whole answer is in hand before `open` answers. Leaving the block, for
-whatever reason, closes the adapter's generator, and that stops the engine's work.
+stream sees nothing before the end, so there the whole answer is in hand before `open` answers. A model that is loaded
+on demand is waited for when it is its turn to be tried; `on_late` is called if that takes longer than a heartbeat, so
+that a stream can show its client that it is alive. Leaving the block, for whatever reason, closes the adapter's
+generator, and that stops the engine's work.
 
 A question takes the same way, but always to one model, a group's first, and never to a fallback: the vectors and token
 ids of another would mean something else.
@@ -33,6 +35,7 @@ from adapters.errors import (
     EngineUnavailable,
     GoodgateError,
     InvalidRequest,
+    Overloaded,
     StreamInterrupted,
     UnsupportedOperation,
     UnsupportedParameter,
@@ -43,6 +46,7 @@ from adapters.wire import outgoing
 from gateway import admission
 from gateway.fan_out import fan_out
 from gateway.fleet import Fleet, Replica, ServedModel, State
+from gateway.loader import Loader, OnLate
 from gateway.records import logs
 from gateway.records.metrics import Metrics
 from gateway.records.prefixes import PrefixWatch
@@ -111,6 +115,7 @@ class Dispatcher:
     def __init__(
         self,
         fleet: Fleet,
+        loader: Loader,
         metrics: Metrics,
         *,
         max_in_flight: int,
@@ -119,6 +124,7 @@ class Dispatcher:
         prefixes: PrefixWatch,
     ) -> None:
         self._fleet = fleet
+        self._loader = loader
         self._prefixes = prefixes
         self._quotas = quotas
         self._salts = salts
@@ -132,7 +138,9 @@ class Dispatcher:
         self._hurry = asyncio.Event()
 
     @asynccontextmanager
-    async def open(self, requests: Sequence[GenerateRequest], trace: Trace) -> AsyncIterator[Answer]:
+    async def open(
+        self, requests: Sequence[GenerateRequest], trace: Trace, on_late: OnLate | None = None
+    ) -> AsyncIterator[Answer]:
         """Generate for one prompt or several; several become one answer whose choice index is prompt * n + k."""
         trace.asked_model, trace.is_stream = requests[0].model, requests[0].is_stream
         model = self._fleet.resolve(requests[0].model, trace.caller)
@@ -144,10 +152,10 @@ class Dispatcher:
         with self._admitted(len(requests)):
             async with self._within_limits(trace, costs):
                 if len(requests) == 1:
-                    async with self._generation(model, trace, requests[0]) as answer:
+                    async with self._generation(model, trace, on_late, requests[0]) as answer:
                         yield answer
                 else:
-                    opens = [partial(self._generation, model, trace, request) for request in requests]
+                    opens = [partial(self._generation, model, trace, on_late, request) for request in requests]
                     async with fan_out(opens, requests[0].num_choices) as chunks:
                         yield Answer(model.name, await anext(chunks), chunks, _counted_already)
         self._prefixes.note(trace, requests[0])
@@ -234,7 +242,9 @@ class Dispatcher:
                     self._engine_seconds.learn(trace.model, engine_s / len(costs))
 
     @asynccontextmanager
-    async def _generation(self, model: ServedModel, trace: Trace, request: GenerateRequest) -> AsyncIterator[Answer]:
+    async def _generation(
+        self, model: ServedModel, trace: Trace, on_late: OnLate | None, request: GenerateRequest
+    ) -> AsyncIterator[Answer]:
         """The answer of the first replica that gives one: of the model's own, or of those of its fallbacks. A prompt
         that is too long for it goes to the models that are there for long ones."""
 
@@ -247,12 +257,12 @@ class Dispatcher:
         async with AsyncExitStack() as stack:
             chain = [model, *self._models(model.config.fallbacks, trace)]
             try:
-                answer = await _first_to_answer(stack, self._route(chain, check, trace), attempt)
+                answer = await _first_to_answer(stack, self._route(chain, check, trace, on_late), attempt)
             except ContextLengthExceeded:
                 longer = self._models(model.config.context_fallbacks, trace)
                 if not longer:
                     raise
-                answer = await _first_to_answer(stack, self._route(longer, check, trace), attempt)
+                answer = await _first_to_answer(stack, self._route(longer, check, trace, on_late), attempt)
             yield answer
 
     def _models(self, names: Sequence[str], trace: Trace) -> list[ServedModel]:
@@ -270,25 +280,36 @@ class Dispatcher:
             changes["cache_salt"] = CacheSalt(salt)
         return msgspec.structs.replace(request, **changes) if changes else request
 
-    def _route(self, chain: Sequence[ServedModel], check: Check, trace: Trace) -> Iterator[Replica]:
-        """Replicas that can do what is asked, best first: those of the first model in the chain, then of the next."""
-        refused: UnsupportedParameter | UnsupportedOperation | None = None
+    async def _route(
+        self, chain: Sequence[ServedModel], check: Check, trace: Trace, on_late: OnLate | None = None
+    ) -> AsyncGenerator[Replica, None]:
+        """Replicas that can do what is asked, best first: those of the first model in the chain, then of the next. A
+        model is kept loaded until the next one is wanted, or the route is closed."""
+        refusal: GoodgateError | None = None
         num_given = 0
-        trace.chain = (*trace.chain, *(served.name for served in chain if served.name not in trace.chain))
-        for replica in (replica for served in chain for replica in self._in_order(served, trace)):
+        parts = [part for named in chain for part in self._fleet.parts(named)]
+        trace.chain = (*trace.chain, *(served.name for served in parts if served.name not in trace.chain))
+        for served in parts:
             try:
-                check(_adapter(replica))
-            except (UnsupportedParameter, UnsupportedOperation) as error:
-                refused = refused or error
-                trace.refusals[replica.model, replica.name] = error.message
+                held = await self._loader.hold(served, trace, on_late)
+            except (EngineUnavailable, Overloaded) as error:
+                refusal = refusal or error
                 continue
-            yield replica
-            num_given += 1
-            if num_given == chain[0].config.max_attempts:
-                return
+            with held:
+                for replica in self._in_order(served, trace):
+                    try:
+                        check(_adapter(replica))
+                    except (UnsupportedParameter, UnsupportedOperation) as error:
+                        refusal = refusal or error
+                        trace.refusals[replica.model, replica.name] = error.message
+                        continue
+                    yield replica
+                    num_given += 1
+                    if num_given == chain[0].config.max_attempts:
+                        return
         if num_given == 0:
-            if refused is not None:
-                raise refused
+            if refusal is not None:
+                raise refusal
             yield self._last_resort(chain[0])
 
     def _in_order(self, model: ServedModel, trace: Trace) -> list[Replica]:
@@ -401,17 +422,25 @@ class Dispatcher:
 
 
 async def _first_to_answer(
-    stack: AsyncExitStack, replicas: Iterator[Replica], attempt: Callable[[Replica], AbstractAsyncContextManager[T]]
+    stack: AsyncExitStack,
+    replicas: AsyncGenerator[Replica, None],
+    attempt: Callable[[Replica], AbstractAsyncContextManager[T]],
 ) -> T:
-    """One attempt after the other, until one answers or fails for good. One that answers stays open on the stack."""
+    """One attempt after the other, until one answers or fails for good. One that answers stays open on the stack, and
+    below it the route, which keeps its model loaded."""
     failure: GoodgateError | None = None
-    for replica in replicas:
-        try:
-            return await stack.enter_async_context(attempt(replica))
-        except GoodgateError as error:
-            if not error.retryable:
-                raise
-            failure = error
+    await stack.enter_async_context(aclosing(replicas))
+    try:
+        async for replica in replicas:
+            try:
+                return await stack.enter_async_context(attempt(replica))
+            except GoodgateError as error:
+                if not error.retryable:
+                    raise
+                failure = error
+    except GoodgateError:
+        await replicas.aclose()  # the model may have to make room for those that are tried next
+        raise
     assert failure is not None  # a route gives at least one replica, or raises
     raise failure
 

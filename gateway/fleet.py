@@ -3,10 +3,13 @@
 fleet = Fleet(config, find_adapter=registry.adapter_class, home=home)
 fleet.start()                                  # replicas come up in the background
 model = fleet.resolve("default")               # ModelNotFound with the nearest name
+await fleet.load(model, timeout_s=600)         # one that is loaded on demand; `unload` stops its engines again
 with fleet.generation(replica): ...            # one open generation
 await fleet.close()
 
 STARTING --> READY <--> UNHEALTHY --> FAILED      from FAILED there is no way back: to wait longer would not help
+
+UNLOADED --> STARTING ... --> UNLOADED         a model that is loaded on demand (see loader.py, which says when)
 
 A launched engine that ends by itself is UNHEALTHY until it has been started again, and FAILED when it goes on crashing
 (see adapters/launching/kept_alive.py).
@@ -30,7 +33,7 @@ import msgspec
 from adapters.base import EngineAdapter, Load
 from adapters.errors import EngineUnavailable, GoodgateError, ModelNotFound
 from adapters.launching.kept_alive import Ready, Restarting, kept_alive
-from adapters.launching.launch import EngineProcess, launch
+from adapters.launching.launch import EngineCrashed, EngineProcess, launch
 from adapters.launching.restart import Policy
 from adapters.models.model_store import ModelMissing
 from adapters.wire.engine_client import launched_options
@@ -45,6 +48,7 @@ FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 30.0
 RESTARTS = Policy()  # of launched engines
 LAUNCHED_SPEAKS = "goodgate_peer"  # how to talk to a launched engine whose own adapter works in process only
+NOT_LOADED = "It is loaded when a request comes."
 
 _log = logs.logger("fleet")
 
@@ -54,6 +58,7 @@ class CannotIsolate(EngineUnavailable):
 
 
 class State(Enum):
+    UNLOADED = "unloaded"
     STARTING = "starting"
     READY = "ready"
     UNHEALTHY = "unhealthy"
@@ -72,6 +77,7 @@ class Replica:
     process: EngineProcess | None = None
     state: State = State.STARTING
     reason: str = "It has not answered yet."
+    end: str = ""  # the reason of its engine's end without its log's path and lines, which are not for every caller
     has_started: bool = False  # it can be asked; while it is False only its start may say how it fares
     num_restarts: int = 0
     in_flight: int = 0
@@ -86,12 +92,15 @@ class Replica:
 @dataclass(slots=True, eq=False)
 class ServedModel:
     """A configured model with its replicas, or a group with those of its models. `turn` counts its requests, for round
-    robin; `shape` is what holds for them."""
+    robin; `shape` is what holds for them; `starts` are the tasks that bring a model's replicas up, and keep up those
+    that are launched."""
 
     config: ModelConfig | GroupConfig
     replicas: list[Replica]
     shape: Shape | None = None
     turn: int = 0
+    starts: list[asyncio.Task[None]] = field(default_factory=list)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def name(self) -> str:
@@ -105,6 +114,24 @@ class ServedModel:
         """The place of the replica's model in the group."""
         return self.config.models.index(replica.model) if isinstance(self.config, GroupConfig) else 0
 
+    @property
+    def is_on_demand(self) -> bool:
+        return isinstance(self.config, ModelConfig) and self.config.load == "on_demand"
+
+    @property
+    def can_serve(self) -> bool:
+        """It is ready, or a request would have it loaded."""
+        is_to_come = any(replica.state in (State.UNLOADED, State.STARTING) for replica in self.replicas)
+        return self.is_ready or (self.is_on_demand and is_to_come)
+
+    def tell_change(self) -> None:
+        self._changed.set()
+
+    async def change(self) -> None:
+        """Waits until the state of one of its replicas changes."""
+        self._changed.clear()
+        await self._changed.wait()
+
     def is_for(self, caller: Key | None) -> bool:
         return caller is None or caller.may_use((self.name, *self.config.aliases))
 
@@ -114,13 +141,12 @@ class Fleet:
         self._find_adapter = find_adapter
         self._home = home
         self._isolates = config.tenants.isolate_prefix_cache == "require"
-        self._starts: list[asyncio.Task[None]] = []
         self.fatal: asyncio.Future[GoodgateError] | None = None
         self._has_served = False  # some replica was ready once
         self.created = int(time.time())
         self.models = {
             model.name: ServedModel(
-                model, [_replica(model.name, replica) for replica in model.replicas], shape_of(model.name, model)
+                model, [_replica(model, replica) for replica in model.replicas], shape_of(model.name, model)
             )
             for model in config.models
         }
@@ -150,6 +176,15 @@ class Fleet:
         left open."""
         match = self._names.find(name)
         return name if match is None or match.part is None else match.part
+
+    def parts(self, named: ServedModel) -> list[ServedModel]:
+        """What is routed within at a time: the whole, but for a group with models that are loaded on demand. Those are
+        tried one after the other, so that none is loaded before it is wanted."""
+        if isinstance(named.config, GroupConfig):
+            models = [self.models[name] for name in named.config.models]
+            if any(model.is_on_demand for model in models):
+                return models
+        return [named]
 
     def served_to(self, caller: Key | None) -> list[ServedModel]:
         return [named for named in self._named if named.is_for(caller)]
@@ -185,6 +220,7 @@ class Fleet:
                 reason=reason,
             )
         replica.state, replica.reason = state, reason
+        self.models[replica.model].tell_change()
         self._has_served = self._has_served or state is State.READY
 
     def note_unavailable(self, replica: Replica, reason: str) -> None:
@@ -201,19 +237,60 @@ class Fleet:
         replica.load = load
 
     def start(self) -> None:
-        """Bring every replica up in the background, and keep up those that are launched. `fatal` is set to the error
-        when none of them can ever serve."""
+        """Bring every replica up in the background, but for those of models that are loaded on demand, and keep up
+        those that are launched. `fatal` is set to the error when none of them can ever serve."""
         self.fatal = asyncio.get_running_loop().create_future()
-        self._starts = [
-            asyncio.create_task(self._bring_up(replica), name=f"start {replica.name}") for replica in self.replicas
-        ]
+        for model in self.models.values():
+            if not model.is_on_demand:
+                self._start(model)
+
+    async def load(self, model: ServedModel, *, timeout_s: float) -> None:
+        """Start the engines of a model that is loaded on demand; it can serve afterwards. Raises `EngineUnavailable`
+        with the reasons when none of them comes up, or not in time. What was started is there until `unload`."""
+        for replica in model.replicas:
+            replica.end = ""
+            self.mark(replica, State.STARTING, "It is being loaded.")
+        self._start(model)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not model.is_ready and any(replica.state is State.STARTING for replica in model.replicas):
+                    await model.change()
+        except TimeoutError:
+            raise EngineUnavailable(f"It was not ready within {timeout_s:g} s (`residency.load_timeout_s`).") from None
+        if not model.is_ready:
+            ends = {replica.end or replica.reason for replica in model.replicas}
+            raise EngineUnavailable(" ".join(sorted(ends)))
+
+    async def outlive(self, model: ServedModel) -> None:
+        """Wait until every engine of the model has been given up."""
+        while any(replica.state is not State.FAILED for replica in model.replicas):
+            await model.change()
+
+    async def unload(self, model: ServedModel) -> None:
+        """Stop the model's engines, whatever they are doing, and wait until they are gone and their memory is free."""
+        for replica in model.replicas:
+            replica.has_started = False  # a probe that is under way brings no news any more
+        await self._stop(model)
+        for replica in model.replicas:
+            replica.adapter = replica.process = None
+            replica.load = Load()
+            has_failed = replica.state in (State.UNHEALTHY, State.FAILED)
+            self.mark(replica, State.UNLOADED, replica.reason if has_failed else NOT_LOADED)
 
     async def close(self) -> None:
         """Stop starting, stop every launched engine, close every adapter."""
-        for task in self._starts:
+        await asyncio.gather(*(self._stop(model) for model in self.models.values()))
+
+    def _start(self, model: ServedModel) -> None:
+        model.starts = [
+            asyncio.create_task(self._bring_up(replica), name=f"start {replica.name}") for replica in model.replicas
+        ]
+
+    async def _stop(self, model: ServedModel) -> None:
+        for task in model.starts:
             task.cancel()
-        await asyncio.gather(*self._starts, return_exceptions=True)
-        adapters = [replica.adapter for replica in self.replicas if replica.adapter is not None]
+        await asyncio.gather(*model.starts, return_exceptions=True)
+        adapters = [replica.adapter for replica in model.replicas if replica.adapter is not None]
         results = await asyncio.gather(*(adapter.close() for adapter in adapters), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -223,6 +300,7 @@ class Fleet:
         try:
             await (self._keep_alive(replica) if replica.config.launch else self._connect_in_time(replica))
         except GoodgateError as error:
+            replica.end = error.summary if isinstance(error, EngineCrashed) else error.message
             self._fail(replica, error.message)
         except Exception as error:
             logs.error(_log, "a replica could not start", replica=replica.name, error=error)
@@ -259,7 +337,9 @@ class Fleet:
         replica.num_restarts += 1
         replica.load = Load()
         replica.state = State.UNHEALTHY
+        replica.end = end.summary
         replica.reason = f"It is started again in {end.delay_s:g} s: {end.failure.message}"
+        self.models[replica.model].tell_change()
         logs.warning(
             _log,
             "an engine has ended",
@@ -293,12 +373,14 @@ class Fleet:
         self.mark(replica, State.READY if health.ready else State.UNHEALTHY, health.reason)
 
     def _fail(self, replica: Replica, reason: str) -> None:
-        """The replica will not serve. When none will, and none ever has, a start of the gateway makes no sense."""
+        """The replica will not serve. When none will, and none ever has, a start of the gateway makes no sense; what is
+        loaded on demand may come up the next time."""
         replica.has_started = False
         self.mark(replica, State.FAILED, reason)
         if self._has_served or self.fatal is None or self.fatal.done():
             return
-        if all(each.state is State.FAILED for each in self.replicas):
+        is_hopeless = all(each.state is State.FAILED for each in self.replicas)
+        if is_hopeless and not any(model.is_on_demand for model in self.models.values()):
             self.fatal.set_result(EngineUnavailable(_why_none_serves(self.replicas)))
 
     def _new_adapter(self, replica: Replica) -> EngineAdapter[Any]:
@@ -330,8 +412,11 @@ def _why_none_serves(replicas: list[Replica]) -> str:
     return f"None of the {len(replicas)} replicas can serve:{reasons}"
 
 
-def _replica(model: str, config: ReplicaConfig) -> Replica:
-    return Replica(name=config.name or config.engine, model=model, engine=config.engine, config=config)
+def _replica(model: ModelConfig, config: ReplicaConfig) -> Replica:
+    replica = Replica(name=config.name or config.engine, model=model.name, engine=config.engine, config=config)
+    if model.load == "on_demand":
+        replica.state, replica.reason = State.UNLOADED, NOT_LOADED
+    return replica
 
 
 def _group(config: GroupConfig, models: Mapping[str, ServedModel]) -> ServedModel:

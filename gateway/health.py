@@ -40,6 +40,6 @@ async def probe(fleet: Fleet, replica: Replica, timeout_s: float) -> None:
         logs.error(_log, "a health probe failed", error=error, replica=replica.name)
         health = Health(False, f"Its health probe failed ({type(error).__name__}); see the log.")
     if not replica.has_started:
-        return  # its engine has ended meanwhile, and what it said before is no news
+        return  # its engine has ended or was unloaded meanwhile, and what it said before is no news
     fleet.note_load(replica, load)
     fleet.mark(replica, State.READY if health.ready else State.UNHEALTHY, health.reason)

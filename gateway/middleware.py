@@ -143,6 +143,7 @@ def log_access(trace: Trace) -> None:
         replica="" if last is None else last.replica,
         attempts=len(trace.attempts),
         ttft_ms=None if trace.ttft_s is None else round(trace.ttft_s * 1e3, 2),
+        waited_ms=round(trace.waited_s * 1e3, 2) if trace.waited_s else None,
         duration_ms=round(trace.elapsed_s * 1e3, 2),
         prompt_tokens=trace.prompt_tokens,
         completion_tokens=trace.completion_tokens,

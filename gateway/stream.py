@@ -1,7 +1,7 @@
 """Writes a stream of server-sent events to one client, and keeps watch over the connection while it does.
 
     stream = EventStream(request, limits)                   # in OpenAI's framing; `framing=` for another
-    await stream.open()                    # 200 and headers; from here on an error can only be an event
+    await stream.open()                    # 200 and headers; from here on an error can only be an event. Safe twice
     await stream.send(b"data: ...\\n\\n")
     await stream.finish()                  # [DONE]: the whole answer has been sent
     await stream.fail(error)               # or an error event, and no [DONE]
@@ -58,6 +58,7 @@ class EventStream:
         self._last_write = self._loop.time()
         self._is_writing = False
         self._watch: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
 
     @property
     def response(self) -> web.StreamResponse:
@@ -75,9 +76,13 @@ class EventStream:
         return self._response.prepared and transport is not None and not transport.is_closing()
 
     async def open(self, headers: Mapping[str, str] | None = None) -> None:
-        self._response.headers.update(headers or {})
-        await self._response.prepare(self._request)
-        self._watch = asyncio.create_task(self._keep_watch())
+        """Send the head. An answer that is late may have been begun before its first chunk, to keep its client."""
+        async with self._opening:
+            if self._response.prepared:
+                return
+            self._response.headers.update(headers or {})
+            await self._response.prepare(self._request)
+            self._watch = asyncio.create_task(self._keep_watch())
 
     async def send(self, events: bytes) -> None:
         self._last_write = self._loop.time()

@@ -1,6 +1,7 @@
 """What operators and their tools ask: is the process alive, can it serve, what has it counted, who is in the fleet.
 
 GET /health    GET /ready    GET /metrics    GET /admin/status    GET /admin/prefixes
+POST /admin/models/{name}/load    POST /admin/models/{name}/unload
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ from aiohttp import web
 
 from gateway.dispatch import Dispatcher
 from gateway.envelope import JSON
-from gateway.fleet import Fleet, Replica
+from gateway.fleet import Fleet, Replica, ServedModel
+from gateway.loader import Loader
 from gateway.records.metrics import CONTENT_TYPE, Metrics
 from gateway.records.prefixes import PrefixWatch
+from gateway.records.trace import TRACE
 from gateway.tenants.auth import admin, public
 
 
 class AdminHandlers:
-    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, metrics: Metrics, prefixes: PrefixWatch) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, fleet: Fleet, loader: Loader, metrics: Metrics, prefixes: PrefixWatch
+    ) -> None:
         self._dispatcher = dispatcher
         self._fleet = fleet
+        self._loader = loader
         self._metrics = metrics
         self._prefixes = prefixes
 
@@ -34,17 +40,20 @@ class AdminHandlers:
             web.get("/metrics", admin(self.metrics)),
             web.get("/admin/status", admin(self.status)),
             web.get("/admin/prefixes", admin(self.prefixes)),
+            web.post("/admin/models/{name:.+}/load", admin(self.load)),
+            web.post("/admin/models/{name:.+}/unload", admin(self.unload)),
         ]
 
     async def health(self, _: web.Request) -> web.Response:
         return _json_response({"status": "ok"})
 
     async def ready(self, _: web.Request) -> web.Response:
-        """200 when every model has a replica that can serve and the gateway is not shutting down."""
+        """200 when every model has a replica that can serve, or would have if it was asked for, and the gateway is not
+        shutting down."""
         waiting = {
             model.name: {replica.name: replica.reason for replica in model.replicas}
             for model in self._fleet.models.values()
-            if not model.is_ready
+            if not model.can_serve
         }
         if self._dispatcher.is_draining:
             return _json_response({"status": "draining"}, 503)
@@ -65,19 +74,34 @@ class AdminHandlers:
                 "status": "draining" if self._dispatcher.is_draining else "serving",
                 "uptime_s": round(time.time() - self._fleet.created),
                 "in_flight": self._dispatcher.in_flight,
-                "models": [
-                    {
-                        "name": model.name,
-                        "aliases": model.config.aliases,
-                        "routing": model.config.routing,
-                        "fallbacks": model.config.fallbacks,
-                        "ready": model.is_ready,
-                        "replicas": [_replica_status(replica) for replica in model.replicas],
-                    }
-                    for model in self._fleet.models.values()
-                ],
+                "models": [self._model_status(model) for model in self._fleet.models.values()],
             }
         )
+
+    async def load(self, request: web.Request) -> web.Response:
+        """Load a model before anybody asks for it; answered when it can serve."""
+        model, trace = self._fleet.resolve(request.match_info["name"]), request[TRACE]
+        trace.model = model.name
+        await self._loader.load(model, trace)
+        return _json_response(self._model_status(model))
+
+    async def unload(self, request: web.Request) -> web.Response:
+        """Unload a model that nobody uses; answered when its memory is free."""
+        model = self._fleet.resolve(request.match_info["name"])
+        request[TRACE].model = model.name
+        await self._loader.unload(model)
+        return _json_response(self._model_status(model))
+
+    def _model_status(self, model: ServedModel) -> dict[str, Any]:
+        return {
+            "name": model.name,
+            "aliases": model.config.aliases,
+            "routing": model.config.routing,
+            "fallbacks": model.config.fallbacks,
+            "ready": model.is_ready,
+            "on_demand": self._loader.status(model),
+            "replicas": [_replica_status(replica) for replica in model.replicas],
+        }
 
 
 def _replica_status(replica: Replica) -> dict[str, Any]:

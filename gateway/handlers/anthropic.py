@@ -73,7 +73,7 @@ class AnthropicHandlers:
         return await tell_how_it_ends(stream, partial(self._send_events, stream, body, trace), self._dispatcher, trace)
 
     async def _send_events(self, stream: EventStream, body: MessagesBody, trace: Trace) -> None:
-        async with self._dispatcher.open([body.chat()], trace) as answer:
+        async with self._dispatcher.open([body.chat()], trace, on_late=stream.open) as answer:
             events = MessageEvents(MessageHead.new(answer.model), body.stop_sequences or ())
             await stream.open()
             opening = events.opening()  # leaves with the first event, in one write

@@ -121,7 +121,7 @@ class OpenAIHandlers:
     async def _send_events(
         self, stream: EventStream, requests: Sequence[GenerateRequest], dialect: Dialect, trace: Trace
     ) -> None:
-        async with self._dispatcher.open(requests, trace) as answer:
+        async with self._dispatcher.open(requests, trace, on_late=stream.open) as answer:
             events = dialect.events(
                 _head(answer, dialect),
                 num_choices=_num_choices(requests),

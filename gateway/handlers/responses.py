@@ -30,7 +30,7 @@ from gateway.handlers.responses_body import (
     new_id,
     use_callers_words,
 )
-from gateway.handlers.responses_wire import Reply
+from gateway.handlers.responses_wire import Reply, error_event
 from gateway.handlers.streaming import tell_how_it_ends
 from gateway.records import logs
 from gateway.records.trace import TRACE, Trace
@@ -133,7 +133,7 @@ class ResponsesHandlers:
         return await tell_how_it_ends(stream, partial(self._send_events, stream, turn, trace), self._dispatcher, trace)
 
     async def _send_events(self, stream: EventStream, turn: Turn, trace: Trace) -> None:
-        async with self._dispatcher.open([turn.chat], trace) as answer:
+        async with self._dispatcher.open([turn.chat], trace, on_late=stream.open) as answer:
             reply = turn.reply = self._begin(turn, answer)
             await stream.open()
             opening = reply.opening()  # leaves with the first event, in one write
@@ -177,8 +177,8 @@ class Turn:
         self.reply: Reply | None = None
 
     def failure(self, error: GoodgateError) -> bytes:
-        assert self.reply is not None  # it is there before the stream is open
-        return self.reply.failure(error)
+        """Before the response has begun there is none that could have failed, and only the event is told."""
+        return error_event(error) if self.reply is None else self.reply.failure(error)
 
 
 def _page(items: list[Item], order: str, after: str | None, limit: str) -> dict[str, Any]:

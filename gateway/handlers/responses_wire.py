@@ -240,12 +240,10 @@ class Reply:
     def failure(self, error: GoodgateError) -> bytes:
         """Told twice: as the response's own end, and as the event on which official clients raise. `error` is in there
         twice as well, because the reference has it flat and the clients look for it in a field of its own."""
-        code = error.code or error.type
         is_callers_fault = isinstance(error, RequestError)
         told = {"code": "invalid_prompt" if is_callers_fault else "server_error", "message": error.message}
         failed = event("response.failed", self._numbers, response=self._response("failed", told))
-        details = {"message": error.message, "code": code, "param": error.param}
-        return failed + event("error", self._numbers, **details, error={"type": error.type, **details})
+        return failed + _error_event(error, self._numbers)
 
     def response(self) -> dict[str, Any]:
         """The object as it stands, without what a cut answer would claim."""
@@ -327,6 +325,16 @@ class Reply:
             is_cut = self._finish_reason in INCOMPLETE and item is self._latest
             return "incomplete" if is_cut else "completed"
         return "incomplete" if item is self._text or isinstance(item, _Call) else "completed"
+
+
+def error_event(error: GoodgateError) -> bytes:
+    """The whole stream of a response that has not begun."""
+    return _error_event(error, _Numbers())
+
+
+def _error_event(error: GoodgateError, numbers: _Numbers) -> bytes:
+    details = {"message": error.message, "code": error.code or error.type, "param": error.param}
+    return event("error", numbers, **details, error={"type": error.type, **details})
 
 
 def event(type: str, numbers: _Numbers, **fields: Any) -> bytes:

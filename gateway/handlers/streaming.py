@@ -24,7 +24,8 @@ _log = logs.logger("stream")
 async def tell_how_it_ends(
     stream: EventStream, send: Callable[[], Awaitable[None]], dispatcher: Dispatcher, trace: Trace
 ) -> web.StreamResponse:
-    """The 200 leaves with the first chunk: an earlier failure has its true status, a later one is an event."""
+    """The 200 leaves with the first chunk: an earlier failure has its true status, a later one is an event. Only while
+    a model is being loaded does it leave before, after the first heartbeat."""
     try:
         await send()
     except GoodgateError as error:

@@ -23,6 +23,7 @@ OTHER = "other"  # the value of a label that has too many, or that nobody has co
 MAX_SERIES = 5000  # of one metric, whatever its labels: combinations beyond them are "other" in every label
 
 LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+LOAD_S = (0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
 TOKEN_TIME_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1)
 
 
@@ -60,6 +61,7 @@ LABELS: Mapping[str, Label] = {
     "outcome": Label("`ok`, `cancelled`, or the code of the error that ended the attempt", 100),
     "tenant": Label("the tenants of the API keys; `anonymous` where no key is asked for", 200),
     "result": Label("`sent`, `failed` (the collector took them not) or `dropped` (too many waited)", 3),
+    "reason": Label("`idle`, `evicted` (its place was wanted), `asked` (by an admin) or `failed`", 4),
     "kind": Label("`prompt` or `completion`", 2),
     "reuse": Label("`hit`: read from the engine's prefix cache; `miss`: computed", 2),
 }
@@ -115,13 +117,29 @@ METRICS: tuple[Metric, ...] = (
         ("decision",),
     ),
     Metric("goodgate_in_flight", "gauge", "Open generations.", _REPLICA),
-    Metric("goodgate_replica_ready", "gauge", "1 if the replica can serve.", _REPLICA),
+    Metric("goodgate_replica_ready", "gauge", "1 if the replica can serve, be it after a load on demand.", _REPLICA),
     Metric(
         "goodgate_replica_restarts",
         "counter",
         "Ends of a launched engine after which it was started again.",
         _REPLICA,
     ),
+    Metric("goodgate_model_loaded", "gauge", "Of models loaded on demand: 1 while it is loaded.", ("model",)),
+    Metric("goodgate_model_waiting", "gauge", "Requests that wait for the model to be loaded.", ("model",)),
+    Metric(
+        "goodgate_model_load_seconds",
+        "histogram",
+        "From the start of a model's engines until one of them could serve.",
+        ("model",),
+        LOAD_S,
+    ),
+    Metric(
+        "goodgate_model_load_failures",
+        "counter",
+        "Loads that came to nothing, and loaded models that were given up.",
+        ("model",),
+    ),
+    Metric("goodgate_model_unloads", "counter", "Unloads of models that are loaded on demand.", ("model", "reason")),
     Metric("goodgate_engine_running", "gauge", "Requests that the engine says it is working on.", _REPLICA),
     Metric("goodgate_engine_waiting", "gauge", "Requests that the engine says wait in its queue.", _REPLICA),
     Metric("goodgate_engine_kv_usage_ratio", "gauge", "Share of the engine's KV cache in use, by its word.", _REPLICA),

@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from adapters.types import Usage
-from gateway.fleet import Fleet, Replica
+from gateway.fleet import Fleet, Replica, State
 from gateway.records.metric_table import LABELS, MAX_SERIES, METRICS, OTHER, Label, Metric
 from gateway.records.trace import Attempt, Trace
 
@@ -101,7 +101,7 @@ class Metrics:
     def _watch_fleet(self, fleet: Fleet) -> None:
         for name, read in {
             "goodgate_in_flight": lambda replica: replica.in_flight,
-            "goodgate_replica_ready": lambda replica: replica.is_ready,
+            "goodgate_replica_ready": lambda replica: replica.is_ready or replica.state is State.UNLOADED,
             "goodgate_replica_restarts": lambda replica: replica.num_restarts if replica.config.launch else None,
             "goodgate_engine_running": lambda replica: replica.load.running,
             "goodgate_engine_waiting": lambda replica: replica.load.waiting,

@@ -96,10 +96,16 @@ class Trace(Struct, kw_only=True):
     reasoning_tokens: int | None = None
     num_pieces: int = 0  # of text that engines have given, for answers that end without a count of tokens
     limits: dict[str, str] = field(default_factory=dict)  # headers that tell the caller what is left to him
+    _waited_until: float = 0.0
 
     @property
     def elapsed_s(self) -> float:
         return (time.perf_counter() if self.ended is None else self.ended) - self.started
+
+    def note_wait(self, began: float, ended: float) -> None:
+        """One wait for a model. Those of a request's several prompts pass at the same time and count once."""
+        self.waited_s += max(0.0, ended - max(began, self._waited_until))
+        self._waited_until = max(ended, self._waited_until)
 
     @property
     def trace_id(self) -> str:

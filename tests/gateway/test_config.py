@@ -16,6 +16,7 @@ from tests.gateway.rig import fake, fake_model, model
 
 ROOT = Path(__file__).parents[2]
 BAD_URLS = ("http://", "http://:80", "http://10.0.0.5:http", "http://[::1", "10.0.0.5:8000", "http://a b", "")
+ON_DEMAND = model({"engine": "fake", "launch": True, "model": "x"}, load="on_demand")
 VLLM = {"engine": "vllm", "options": {"url": "http://127.0.0.1:1"}}
 
 
@@ -54,6 +55,26 @@ VLLM = {"engine": "vllm", "options": {"url": "http://127.0.0.1:1"}}
         (
             {"models": [model({"engine": "goodgate_peer", "launch": True, "model": "x"})]},
             r"'goodgate_peer' cannot be launched from here",
+        ),
+        (
+            {"models": [{**fake_model(), "load": "on_demand"}]},
+            r"`load: on_demand` needs `launch: true` at every replica",
+        ),
+        ({"models": [{**fake_model(), "unload_after_s": 5}]}, r"`unload_after_s` belongs to `load: on_demand`"),
+        (
+            {"models": [fake_model()], "residency": {"groups": [["m"]]}},
+            r"`residency.groups` names 'm', which is no model",
+        ),
+        ({"models": [ON_DEMAND], "residency": {"groups": [["n"]]}}, r"names 'n', .* \(known: m\)"),
+        ({"models": [ON_DEMAND], "residency": {"memory_gib": 8}}, r"needs `memory_gib` too \(model 'm'\)"),
+        ({"models": [{**ON_DEMAND, "memory_gib": 8}]}, r"needs `residency.memory_gib`, the memory for all"),
+        (
+            {"models": [{**ON_DEMAND, "memory_gib": 9}], "residency": {"memory_gib": 8}},
+            r"It can never be loaded: it takes 9 GiB of the 8 that `residency.memory_gib` allows \(model 'm'\)",
+        ),
+        (
+            {"models": [ON_DEMAND], "groups": [{"name": "g", "models": ["m"], "routing": "least_load"}]},
+            r"'g' holds a model that is loaded on demand, so it needs `routing: order`",
         ),
         *(
             ({"models": [model({"engine": "vllm", "options": {"url": url}})]}, r"`url` has to look like http://")
