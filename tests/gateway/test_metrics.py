@@ -57,6 +57,8 @@ async def test_a_gateway_has_the_metrics_of_the_table_and_no_others(start: Start
     gateway = await start(
         model({**fake(), "engine": "telling"}, fake("native")),
         model(launched, name="n"),
+        model(launched, name="seldom", load="on_demand"),
+        model({**launched, "engine": "native", "model": "absent"}, name="never", load="on_demand"),
         engines={"telling": TellingEngine},
         evidence=str(tmp_path / "evidence.json"),
         tracing={"exporter": "otlp", "sample": 0.0},  # so that nothing is sent
@@ -66,6 +68,8 @@ async def test_a_gateway_has_the_metrics_of_the_table_and_no_others(start: Start
     assert (await gateway.chat())[0] == 200
     assert await gateway.events()
     assert (await gateway.chat(model="nobody's"))[0] == 404
+    assert (await gateway.chat(model="seldom"))[0] == 200
+    assert (await gateway.chat(model="never"))[0] == 503
     for replica in gateway.fleet.replicas:
         await probe(gateway.fleet, replica, 5)
     families = {family.name: family for family in text_string_to_metric_families(await scrape(gateway))}
