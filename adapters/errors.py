@@ -26,6 +26,12 @@ be repeated then. A client that goes away is control flow (`asyncio.CancelledErr
 
 from __future__ import annotations
 
+MAX_MESSAGE, MAX_PARAM = 1000, 256  # characters of what callers wrote that go back to them
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
 
 class GoodgateError(Exception):
     """Base of the tree. `message` is one sentence for a person and never holds prompts or keys."""
@@ -48,8 +54,14 @@ class GoodgateError(Exception):
 
 
 class RequestError(GoodgateError):
+    """Its words may hold a caller's own, of which a megabyte helps nobody: they are cut."""
+
     status = 400
     type = "invalid_request_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        param = None if param is None else _cut(param, MAX_PARAM)
+        super().__init__(_cut(message, MAX_MESSAGE), param=param, retry_after_s=retry_after_s)
 
 
 class InvalidRequest(RequestError):

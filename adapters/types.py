@@ -20,8 +20,10 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from adapters.errors import InvalidRequest
+from adapters.schemas import MAX_REASON, check_calls, check_choice, check_format, check_tools
 
 T = TypeVar("T")
+
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -31,6 +33,11 @@ Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+TokenId: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9]{1,10}\Z")]  # as a key of an object
+Label: TypeAlias = Annotated[str, Meta(max_length=4096)]  # what says nothing about the answer
+Metadata: TypeAlias = Annotated[  # OpenAI's bounds
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 Text: TypeAlias = Annotated[str, Meta(max_length=16 << 20)]
 
@@ -95,6 +102,10 @@ class Message(Struct, kw_only=True):
     tool_call_id: str | UnsetType | None = UNSET
     reasoning_content: Text | UnsetType | None = UNSET
     reasoning: Text | UnsetType | None = UNSET
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tool_calls, list):
+            check_calls(self.tool_calls)
 
     def text(self) -> str:
         if isinstance(self.content, list):
@@ -164,10 +175,10 @@ class GenerationFields(Struct, kw_only=True, forbid_unknown_fields=True):
     frequency_penalty: Penalty | UnsetType | None = UNSET
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | UnsetType | None = UNSET
     ignore_eos: bool | UnsetType | None = UNSET
-    logit_bias: Annotated[dict[str, Bias], Meta(max_length=4096)] | UnsetType | None = UNSET
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=4096)] | UnsetType | None = UNSET
     stream: bool | UnsetType | None = UNSET
     stream_options: StreamOptions | UnsetType | None = UNSET
-    user: str | UnsetType | None = UNSET
+    user: Label | UnsetType | None = UNSET
     cache_salt: CacheSalt | UnsetType = UNSET
 
     @property
@@ -209,14 +220,23 @@ class ChatRequest(GenerationFields, kw_only=True):
     audio: dict[str, Any] | UnsetType | None = UNSET
     prediction: dict[str, Any] | UnsetType | None = UNSET
     web_search_options: dict[str, Any] | UnsetType | None = UNSET
-    reasoning_effort: str | UnsetType | None = UNSET
-    metadata: dict[str, str] | UnsetType | None = UNSET
+    reasoning_effort: Label | UnsetType | None = UNSET
+    metadata: Metadata | UnsetType | None = UNSET
     store: bool | UnsetType | None = UNSET
-    service_tier: str | UnsetType | None = UNSET
-    prompt_cache_key: str | UnsetType | None = UNSET
-    prompt_cache_retention: str | UnsetType | None = UNSET
-    safety_identifier: str | UnsetType | None = UNSET
-    verbosity: str | UnsetType | None = UNSET
+    service_tier: Label | UnsetType | None = UNSET
+    prompt_cache_key: Label | UnsetType | None = UNSET
+    prompt_cache_retention: Label | UnsetType | None = UNSET
+    safety_identifier: Label | UnsetType | None = UNSET
+    verbosity: Label | UnsetType | None = UNSET
+
+    def __post_init__(self) -> None:
+        tools = self.tools if isinstance(self.tools, list) else []
+        if tools:
+            check_tools(tools)
+            if isinstance(self.tool_choice, str | dict):
+                check_choice(self.tool_choice, tools)
+        if isinstance(self.response_format, dict):
+            check_format(self.response_format)
 
     @property
     def token_limit(self) -> int | None:
@@ -255,7 +275,7 @@ class EmbeddingRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     input: Annotated[list[Text | list[Count]], Meta(min_length=1, max_length=2048)]
     dimensions: Positive | UnsetType | None = UNSET
-    user: str | UnsetType | None = UNSET
+    user: Label | UnsetType | None = UNSET
 
     def __post_init__(self) -> None:
         if len({type(each) for each in self.input}) > 1:
@@ -281,6 +301,8 @@ class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("Give `prompt` or `messages`, one of the two")
+        if self.tools is not None:
+            check_tools(self.tools)
 
     def as_generation(self) -> GenerateRequest:
         """The generation whose prompt is asked for."""
@@ -401,16 +423,22 @@ def decode_as(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Decode with a decoder of the caller's own; `InvalidRequest` names the field at fault."""
     try:
         return decoder.decode(body)
-    except msgspec.ValidationError as error:  # "Expected `int`, got `str` - at `$.max_tokens`"
-        reason, _, path = str(error).partition(" - at `$")
-        field = path.strip("`.").split(".")[0].split("[")[0] or None
-        if reason.startswith("Object contains unknown field `"):
-            field = reason.split("`")[1]
-            raise InvalidRequest(f"Unknown parameter {field!r}.", param=field) from error
-        if field == "cache_salt":
-            raise InvalidRequest("'cache_salt' is the gateway's to set; leave it out.", param=field) from error
-        raise InvalidRequest(
-            f"{reason}{f' in {path.strip(chr(96) + chr(46))}' if path else ''}.", param=field
-        ) from error
+    except msgspec.ValidationError as error:
+        raise _named(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
+
+
+def _named(words: str) -> InvalidRequest:
+    """The decoder's words, with the field at fault: "Expected `int`, got `str` - at `$.max_tokens`"."""
+    reason, _, place = words.partition(" - at `")
+    path = place.removeprefix("key` in `").strip("$`.")
+    field = path.split(".")[0].split("[")[0] or None
+    if reason.startswith("Object contains unknown field `"):
+        name = reason.split("`")[1][:64]
+        return InvalidRequest(f"Unknown parameter {name!r}{f' in {path}' if path else ''}.", param=field or name)
+    if field == "cache_salt":
+        return InvalidRequest("'cache_salt' is the gateway's to set; leave it out.", param=field)
+    if field is None and reason.startswith("Object missing required field `"):
+        field = reason.split("`")[1]
+    return InvalidRequest(f"{reason[:MAX_REASON]}{f' in {path}' if path else ''}.", param=field)

@@ -1,19 +1,24 @@
-"""Reading a request's body: its type, encoding, size, time and depth are checked before it is parsed."""
+"""Reading a request's body: its type, encoding, size, time and depth are checked before it is parsed.
+
+body = await read_json(request, config.server)          # bytes of JSON; a RequestError says what is wrong with them
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import time
+import zlib
 
 from aiohttp import web
 
 from adapters.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 from gateway.config import ServerConfig
-from gateway.envelope import JSON, UnsupportedMediaType
+from gateway.envelope import JSON, BrokenBody, UnsupportedMediaType
 from gateway.records.trace import TRACE
 
-ENCODINGS = ("identity", "gzip", "deflate")  # those that need no further package; the server undoes them
+# What undoes each encoding: zlib's number for a head of gzip's, and of its own.
+ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 MAX_DEPTH = 64
 MAX_BRACKETS = 200_000  # objects and lists in one body; bounds the time of the scan, and no honest request comes near
 
@@ -28,23 +33,50 @@ async def read_json(request: web.Request, limits: ServerConfig) -> bytes:
     if request.content_type != JSON:
         raise UnsupportedMediaType(f"Send the request with Content-Type: {JSON}.")
     encoding = request.headers.get("Content-Encoding", "identity").lower()
-    if encoding not in ENCODINGS:
-        raise UnsupportedMediaType(f"Send the body plain or with Content-Encoding: {', '.join(ENCODINGS[1:])}.")
-    too_large = BodyTooLarge(f"The body is larger than {limits.max_body_mib} MiB.")
+    if encoding not in ("identity", *ENCODINGS):
+        raise UnsupportedMediaType(f"Send the body plain or with Content-Encoding: {', '.join(ENCODINGS)}.")
+    if request.headers.get("Transfer-Encoding", "chunked").lower() != "chunked":
+        raise UnsupportedMediaType("Send the body plain or with Transfer-Encoding: chunked.")
+    body = await _read(request, limits)
+    request[TRACE].body_read = time.perf_counter()
+    if encoding in ENCODINGS:
+        body = await asyncio.to_thread(_unpack, body, ENCODINGS[encoding], limits.max_body_mib)
+    check_depth(body)
+    return body
+
+
+async def _read(request: web.Request, limits: ServerConfig) -> bytes:
+    """The body as it came."""
+    too_large = _too_large(limits.max_body_mib)
     if request.content_length is not None and request.content_length > limits.max_body_mib << 20:
         raise too_large
     try:
         async with asyncio.timeout(limits.body_timeout_s):
-            body = await request.read()
+            return await request.read()
     except TimeoutError as error:
         raise RequestTimeout(f"The body did not arrive within {limits.body_timeout_s:g} s.") from error
     except web.HTTPRequestEntityTooLarge as error:
         raise too_large from error
     except web.RequestPayloadError as error:
-        raise InvalidRequest("The body was cut short or is not encoded as its headers say.") from error
-    request[TRACE].body_read = time.perf_counter()
-    check_depth(body)
-    return body
+        raise BrokenBody from error
+
+
+def _unpack(body: bytes, window_bits: int, max_mib: int) -> bytes:
+    """Undo the encoding of a whole body, and stop as soon as it is too large. Takes up to seconds: not for the loop."""
+    unpacker = zlib.decompressobj(window_bits)
+    try:
+        unpacked = unpacker.decompress(body, (max_mib << 20) + 1)
+    except zlib.error as error:
+        raise BrokenBody from error
+    if len(unpacked) > max_mib << 20:
+        raise _too_large(max_mib)
+    if not unpacker.eof or unpacker.unused_data:
+        raise BrokenBody
+    return unpacked
+
+
+def _too_large(max_mib: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is larger than {max_mib} MiB.")
 
 
 def check_depth(body: bytes) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from adapters.errors import ContextLengthExceeded, GoodgateError, Overloaded, RequestError
+from adapters.errors import ContextLengthExceeded, GoodgateError, InvalidRequest, Overloaded, RequestError
 
 MAX_RETRY_AFTER_S = 120  # official clients do not retry at all after a longer wait
 JSON = "application/json"
@@ -36,6 +36,18 @@ class MethodNotAllowed(RequestError):
 class UnsupportedMediaType(RequestError):
     status = 415
     code = "unsupported_media_type"
+
+
+class BrokenBody(InvalidRequest):
+    """Where the next request would begin is not known."""
+
+    def __init__(self) -> None:
+        super().__init__("The body was cut short or is not encoded as its headers say.")
+
+
+class ExpectationFailed(RequestError):
+    status = 417
+    code = "expectation_failed"
 
 
 class ThreadsUnsupported(RequestError):
@@ -121,6 +133,6 @@ def response(error: GoodgateError, *, request: web.BaseRequest | None = None, re
         answer.headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, MethodNotAllowed):
         answer.headers["Allow"] = error.allowed
-    if error.status in (408, 413):
-        answer.force_close()  # the rest of the body is still on its way, and nobody will read it
+    if error.status in (408, 413, 417) or isinstance(error, BrokenBody):
+        answer.force_close()  # the rest of the body may still be on its way, and nobody will read it
     return answer

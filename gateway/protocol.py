@@ -30,6 +30,7 @@ class Connection(RequestHandler):
             server,
             keepalive_timeout=KEEPALIVE_TIMEOUT_S,
             lingering_time=LINGERING_TIME_S,
+            auto_decompress=False,  # gateway/body.py does it, beside the event loop
             access_log=None,  # type: ignore[arg-type]  # the documented way to switch it off
             **options,
         )
@@ -69,6 +70,14 @@ class Connection(RequestHandler):
         if not isinstance(options.get("exc_info"), web.RequestPayloadError):
             super().log_exception(*arguments, **options)
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """What aiohttp answers before any handler of ours is asked: it repeats an `Expect` that it does not know."""
+        if isinstance(resp, web.HTTPExpectationFailed):
+            resp = _answer(envelope.ExpectationFailed("The only expectation that can be met is 100-continue."), request)
+        return await super().finish_response(request, resp, start_time)
+
     def handle_error(
         self,
         request: web.BaseRequest,
@@ -82,7 +91,14 @@ class Connection(RequestHandler):
         if status != 400:
             self.log_exception("Error handling request", exc_info=exc)
             error = envelope.InternalError(request_id)
-        answer = envelope.response(error)
-        answer.headers["x-request-id"] = request_id
+        answer = _answer(error, request, request_id)
         answer.force_close()
         return answer
+
+
+def _answer(error: GoodgateError, request: web.BaseRequest, request_id: str = "") -> web.Response:
+    """An error of a request that never got a trace."""
+    request_id = request_id or new_request_id()
+    answer = envelope.response(error, request=request, request_id=request_id)
+    answer.headers["x-request-id"] = request_id
+    return answer

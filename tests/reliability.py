@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 
+from tests.gateway.bad_input import num_cases
 from tests.gateway.tenants.test_auth import matrix_size
 from tests.replays import Fault, table
 
@@ -174,7 +175,6 @@ FAULTS = {
         "One tenant is answered from another's cache",
         "The key of the cache left out the tenant, the model or a sampling parameter (litellm#29955, #25447, #8570, "
         "promptfoo#7014).",
-        open="answers are not cached; engines' prefix caches have no test through the gateway yet",
     ),
     "G36": Fault(
         "Health checks cost tokens, and fail engines that are well",
@@ -244,7 +244,6 @@ ATTACKS = {
     "A31": Fault(
         "An image at an address inside",
         "The gateway fetches it (CVE-2026-24779, 45401, 0599, 22778).",
-        open="no test yet",
     ),
     "A33": Fault("An engine that answers with a redirect", "Keys go along to another host."),
     "A34": Fault("An engine that lies", "Its words reach the client, or end the gateway."),
@@ -258,7 +257,6 @@ ATTACKS = {
     "A45": Fault(
         "Guessing another tenant's prompt by the time to the first token",
         "The prefix cache is shared (vllm#53347).",
-        open="it is a statistic over hundreds of timings, and needs an engine and a machine of its own",
     ),
     "A46": Fault("Another tenant's salt", "It opens his cache (vllm#44701)."),
     "A47": Fault("Prompts whose hashes collide", "A hash is taken for equality."),
@@ -292,6 +290,7 @@ def page() -> str:
 def _sizes() -> dict[str, str]:
     matrix = matrix_size()
     return {
+        "Bad input: named cases, each for each route that it is sent to": f"{num_cases()} cases",
         "Keys: routes x (no header, and roles x forms of the header)": (
             f"{matrix.routes} x (1 + {matrix.roles} x {matrix.forms}) = {matrix.cases} requests"
         ),

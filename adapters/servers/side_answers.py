@@ -23,6 +23,7 @@ from adapters.types import (
     Count,
     EmbeddingRequest,
     Embeddings,
+    Label,
     Message,
     Positive,
     Text,
@@ -47,7 +48,7 @@ class EmbeddingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     input: Text | Annotated[list[Count | Text | list[Count]], Meta(min_length=1)]
     encoding_format: EncodingFormat | UnsetType | None = UNSET
     dimensions: Positive | UnsetType | None = UNSET
-    user: str | UnsetType | None = UNSET
+    user: Label | UnsetType | None = UNSET
 
     @property
     def format(self) -> EncodingFormat:

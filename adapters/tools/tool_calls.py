@@ -42,7 +42,7 @@ ToolParser: TypeAlias = ToolFormat | Literal["auto", "none"]  # an engine's opti
 class Function(Struct):
     """A function as OpenAI describes it."""
 
-    name: Annotated[str, Meta(pattern=r"^[-.\w]{1,256}$")]
+    name: Annotated[str, Meta(pattern=r"\A[-.\w]{1,256}\Z")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

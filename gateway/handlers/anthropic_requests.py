@@ -378,7 +378,9 @@ def _with_one_system_first(turns: list[Message]) -> list[Message]:
     num_system = next((number for number, turn in enumerate(turns) if turn.role != "system"), len(turns))
     text = "\n".join(text for turn in turns[:num_system] if (text := turn.text()))
     head = [Message(role="system", content=text)] if text else []
-    return head + turns[num_system:]
+    if not (given := head + turns[num_system:]):
+        raise InvalidRequest("`messages` hold nothing to answer.", param="messages")
+    return given
 
 
 def _function(told: dict[str, Any], where: str) -> dict[str, Any]:

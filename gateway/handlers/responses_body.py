@@ -22,10 +22,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from adapters.errors import GoodgateError, InvalidRequest
-from adapters.types import ChatRequest, Message, Part, Positive, Text, TextPart, decode_as
+from adapters.types import ChatRequest, Label, Message, Metadata, Part, Positive, Text, TextPart, decode_as
 
 S = TypeVar("S", bound=Struct)
 Item: TypeAlias = dict[str, Any]  # one of `input` or `output`, as OpenAI gives it out: with its id and its status
+
+Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512)]
 
 MAX_ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"
@@ -43,11 +45,11 @@ class TextFormat(Struct, kw_only=True, forbid_unknown_fields=True):
 
 class TextOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Label | None = None
 
 
 class ReasoningOptions(Struct, kw_only=True, forbid_unknown_fields=True):
-    effort: str | None = None
+    effort: Label | None = None
     summary: str | None = None
     generate_summary: str | None = None  # its old name
 
@@ -85,13 +87,13 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     reasoning: ReasoningOptions | None = None
     include: list[str] | None = None
     truncation: str | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    metadata: Metadata | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
     prompt_cache_options: dict[str, Any] | None = None
-    service_tier: str | None = None
+    service_tier: Label | None = None
     background: bool | None = None
     conversation: str | dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
@@ -164,27 +166,27 @@ class _Part(Struct):
 class _MessageItem(Struct, kw_only=True):
     role: Literal["user", "assistant", "system", "developer"]
     content: Text | list[_Part]
-    id: str | None = None
+    id: Id | None = None
 
 
 class _CallItem(Struct, kw_only=True):
-    call_id: Annotated[str, Meta(min_length=1)]
-    name: Annotated[str, Meta(min_length=1)]
+    call_id: Id
+    name: Id
     arguments: Text
-    id: str | None = None
+    id: Id | None = None
 
 
 class _CallOutputItem(Struct, kw_only=True):
-    call_id: Annotated[str, Meta(min_length=1)]
+    call_id: Id
     output: Text | list[_Part]
-    id: str | None = None
+    id: Id | None = None
 
 
 class _ReasoningItem(Struct, kw_only=True):
     summary: list[dict[str, Any]]
     content: list[dict[str, Any]] | None = None
     encrypted_content: str | None = None
-    id: str | None = None
+    id: Id | None = None
 
 
 def input_items(body: ResponseBody) -> list[Item]:

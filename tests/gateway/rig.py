@@ -13,7 +13,7 @@ import io
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,33 @@ async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - plain attributes are watched; nothing announces their change
             await asyncio.sleep(0.005)
+
+
+async def raw(gateway: Gateway, data: bytes, wait_s: float = 3) -> bytes:
+    """Everything the gateway says to these bytes, until it closes or falls silent. A client that is cut off while it
+    still sends has its answer too, which asyncio's streams would drop."""
+    loop = asyncio.get_running_loop()
+    sock = socket.create_connection(("127.0.0.1", gateway.port))
+    sock.setblocking(False)
+
+    async def send() -> None:
+        with suppress(ConnectionError):
+            await loop.sock_sendall(sock, data)
+
+    sending = asyncio.create_task(send())
+    answer = b""
+    try:
+        async with asyncio.timeout(wait_s):
+            with suppress(ConnectionError):
+                while piece := await loop.sock_recv(sock, 65536):
+                    answer += piece
+    except TimeoutError:
+        answer += b"<open>"
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        sock.close()
+    return answer
 
 
 def fake_model(**options: Any) -> dict[str, Any]:

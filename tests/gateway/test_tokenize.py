@@ -72,7 +72,7 @@ async def test_of_several_models_one_has_to_be_named(start: Start) -> None:
         ("/tokenize", {"prompt": "the", "add_special_tokens": "no"}, "add_special_tokens"),
         ("/tokenize", {"prompt": "the", "chat_template": "{{ 7 }}"}, "chat_template"),
         ("/tokenize", {"prompt": "the", "model": "n"}, "model"),
-        ("/detokenize", {}, None),
+        ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": "the"}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [2**31]}, "tokens"),

@@ -19,8 +19,7 @@ from gateway.app import create_app
 from gateway.config import ConfigError, parse_config
 from gateway.tenants.auth import NEEDS_KEY, Access, check_exposure, declared_access, is_loopback
 from gateway.tenants.keys import KeyStore, NewKey, digest
-from tests.gateway.rig import HELLO, Gateway, Start, fake, fake_model, free_port, model, until
-from tests.gateway.test_bad_requests import raw
+from tests.gateway.rig import HELLO, Gateway, Start, fake, fake_model, free_port, model, raw, until
 
 FORMS = {
     "bearer": lambda secret: {"Authorization": f"Bearer {secret}"},
@@ -236,10 +235,7 @@ async def test_a35_a_header_that_comes_twice_or_is_malformed_lets_nobody_in(
 ) -> None:
     secret = KeyStore(tmp_path).create(NewKey(name="a")).encode()
     gateway = await start(fake_model())
-    try:
-        answer = await answer_to(gateway, [(name, value.replace(b"%b", secret)) for name, value in lines])
-    except ConnectionResetError:  # it did not even wait for the rest
-        return
+    answer = await answer_to(gateway, [(name, value.replace(b"%b", secret)) for name, value in lines])
     assert answer.split()[1] in (b"400", b"401"), answer
     assert secret not in answer
     assert b'"object":"list"' not in answer
