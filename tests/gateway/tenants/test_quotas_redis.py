@@ -206,6 +206,7 @@ async def test_never_more_are_open_than_allowed_on_both_hosts_together(server: S
         assert await is_idle(first)
 
 
+@pytest.mark.replay("G04", "A42")
 @needs_server
 async def test_g04_a42_a_thousand_callers_that_leave_at_any_point_leave_nothing_held(server: Server) -> None:
     rng = random.Random(4)
