@@ -63,6 +63,10 @@ class Answer(Struct, frozen=True):
     def num_prompt_tokens(self) -> int:
         return self.usage.prompt_tokens if self.usage else 0
 
+    @property
+    def num_cached_tokens(self) -> int:
+        return (self.usage.cached_tokens or 0) if self.usage else 0
+
 
 def fold(chunks: Iterable[Chunk], first_token_s: float | None = None) -> Answer:
     """A stream's chunks as one answer."""

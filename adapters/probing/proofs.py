@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -19,7 +20,7 @@ from typing import Any, TypeAlias
 from adapters.errors import InvalidRequest
 from adapters.probing.answers import Answer, Choice, Lab
 from adapters.probing.verdicts import Observation, honoured, honoured_if, ignored, unclear
-from adapters.types import EmbeddingRequest, TokenizeRequest
+from adapters.types import CacheSalt, EmbeddingRequest, TokenizeRequest
 
 Proof: TypeAlias = Callable[[Lab], Awaitable[Observation]]
 
@@ -540,3 +541,29 @@ async def reasoning_effort(lab: Lab) -> Observation:
     if plain.choices[0].reasoning != answer.choices[0].reasoning:
         return honoured("the reasoning changed")
     return unclear("accepted; this model does not reason")
+
+
+@proves("cache_salt.chat")
+async def cache_salt_of_chats(lab: Lab) -> Observation:
+    return await _kept_apart(lab.chat)
+
+
+@proves("cache_salt.completions")
+async def cache_salt_of_completions(lab: Lab) -> Observation:
+    return await _kept_apart(lab.complete)
+
+
+async def _kept_apart(ask: Callable[..., Awaitable[Answer]]) -> Observation:
+    """A prompt that is new to the engine, twice with one salt and then with another: both are new as well."""
+    prompt = f"{secrets.token_hex(8)} {STORY} {QUESTION} " * 8
+    one, other = (CacheSalt(secrets.token_hex(16)) for _ in range(2))
+    await ask(prompt, **BRIEF, cache_salt=one)
+    again = await ask(prompt, **BRIEF, cache_salt=one)
+    return kept_apart(again, await ask(prompt, **BRIEF, cache_salt=other))
+
+
+def kept_apart(again: Answer, other: Answer) -> Observation:
+    if not again.num_cached_tokens:
+        return unclear("no token of a repeated prompt came from the cache, or the engine does not tell")
+    evidence = f"{again.num_cached_tokens} cached tokens with the same salt, {other.num_cached_tokens} with another"
+    return honoured_if(not other.num_cached_tokens, evidence)

@@ -28,6 +28,7 @@ from adapters.types import (
     TokenizeRequest,
     Tokens,
     Usage,
+    route_of,
 )
 
 CONTEXT = 2000
@@ -50,9 +51,11 @@ class Adapter(EngineAdapter[HonestOptions]):
         self.capabilities = Capabilities(
             embeddings=True, dimensions=True, tokenize=True, tokenize_chat=True, detokenize=True, token_prompts=True,
             parameters=request_fields() - options.lacks,
+            cache_salt=frozenset({"chat", "completions"}),
             load=frozenset(Load.__struct_fields__) - options.lacks,
         )  # fmt: skip
         self._words: list[str] = []
+        self._seen: set[tuple[str | None, tuple[int, ...]]] = set()  # its prefix cache, of whole prompts
         self._running = 0
 
     async def start(self) -> None:
@@ -143,7 +146,13 @@ class Adapter(EngineAdapter[HonestOptions]):
         finally:
             self._running -= not self._lies("cancellation")
         num_tokens = sum(len(pieces) for pieces, _ in words) * self._asked(request, "best_of", 1)
-        yield Chunk(usage=Usage(len(prompt), num_tokens + self._lies("usage")))
+        yield Chunk(usage=Usage(len(prompt), num_tokens + self._lies("usage"), self._cached(request, prompt)))
+
+    def _cached(self, request: GenerateRequest, prompt: list[int]) -> int:
+        key = (None if self._lies(f"cache_salt.{route_of(request)}") else request.salt, tuple(prompt))
+        is_known = key in self._seen
+        self._seen.add(key)
+        return len(prompt) if is_known else 0
 
     def _answer(self, request: GenerateRequest, prompt: list[int], index: int) -> tuple[list[str], Any]:
         if self._asked(request, "response_format", None):

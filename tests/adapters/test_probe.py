@@ -62,6 +62,7 @@ LIES = {
     "tokenize": "tokenise a text", "tokenize_chat": "tokenise a chat", "detokenize": "detokenise",
     "token_prompts": "prompts of token ids", "embeddings": "embeddings", "dimensions": "chosen dimensions",
     "running": "running requests", "kv_usage": "KV cache use", "prefix_hit_rate": "prefix cache hits",
+    "cache_salt.chat": "tenants apart in chats", "cache_salt.completions": "tenants apart in completions",
     "usage": "usage", "cancellation": "cancellation", "context overflow": "context overflow",
 }  # fmt: skip
 
@@ -72,7 +73,7 @@ async def test_a_lie_is_caught_by_its_name(lie: str) -> None:
     assert results[LIES[lie]].verdict is Verdict.CONTRADICTED
 
 
-@pytest.mark.parametrize("lie", ["stop", "seed", "top_k", "response_format", "echo", "detokenize"])
+@pytest.mark.parametrize("lie", ["stop", "seed", "top_k", "response_format", "echo", "cache_salt.chat"])
 async def test_one_lie_is_not_held_against_another_capability(lie: str) -> None:
     contradicted = {name for name, each in (await probed(lies=[lie])).items() if each.verdict is Verdict.CONTRADICTED}
     assert contradicted == {LIES[lie]}

@@ -31,6 +31,10 @@ def calling(name: str, arguments: str) -> Answer:
     return Answer([Choice(finish_reason="tool_calls", calls={0: {"name": name, "arguments": arguments}})], None, 0.1)
 
 
+def cached(tokens: int | None) -> Answer:
+    return Answer([Choice("one", finish_reason="stop")], Usage(90, 3, cached_tokens=tokens), first_token_s=0.1)
+
+
 ONE, OTHER = said("one two three"), said("other")
 WATCHED = life.Watched(Load(running=1), was_busy=True, idle_after_s=0.1)
 
@@ -39,6 +43,10 @@ RULES = [
     ("it has no text", proofs.whole_answer(said("")), IGNORED),
     ("it does not end", proofs.whole_answer(said("one", None)), IGNORED),
     ("it has no account", proofs.whole_answer(unaccounted("one")), IGNORED),
+    ("a prompt is found with its own salt only", proofs.kept_apart(cached(64), cached(0)), HONOURED),
+    ("a prompt is found with any salt", proofs.kept_apart(cached(64), cached(32)), IGNORED),
+    ("a prompt is found with no salt", proofs.kept_apart(cached(0), cached(0)), UNCLEAR),
+    ("what is found is not told", proofs.kept_apart(cached(None), unaccounted("one")), UNCLEAR),
     ("ids are counted as they are", proofs.counted(said("x", prompt=8), 8), HONOURED),
     ("ids are counted otherwise", proofs.counted(said("x", prompt=9), 8), IGNORED),
     ("ids and their text go on alike", proofs.same_continuation(ONE, ONE, 3), HONOURED),
