@@ -34,7 +34,9 @@ def _cut(text: str, length: int) -> str:
 
 
 class GoodgateError(Exception):
-    """Base of the tree. `message` is one sentence for a person and never holds prompts or keys."""
+    """Base of the tree. `message` is one sentence for a person; ours never hold prompts or keys. One that has an
+    engine's words in it may quote the caller's prompt back to him, so logs and records get `for_records` instead.
+    """
 
     status = 500
     type = "internal_error"
@@ -44,6 +46,7 @@ class GoodgateError(Exception):
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message
+        self.for_records = message
         self.param = param
         self.retry_after_s = retry_after_s
 

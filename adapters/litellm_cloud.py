@@ -42,7 +42,7 @@ from adapters.types import ChatRequest, Chunk, EmbeddingRequest, Embeddings, Gen
 from adapters.wire.engine_client import URL, Seconds
 from adapters.wire.openai_wire import Dialect, StreamReader, request_body
 from adapters.wire.side_routes import check_vectors
-from adapters.wire.wire_errors import as_failure, error_from_response
+from adapters.wire.wire_errors import as_failure, error_from_response, in_its_words
 
 ENGINE = "litellm_cloud"
 
@@ -278,7 +278,7 @@ def _error(failure: Failure) -> GoodgateError:
     if failure.kind == "unsupported" and failure.param:
         return UnsupportedParameter(failure.param, ENGINE)
     if failure.kind in _BY_KIND:
-        return _BY_KIND[failure.kind](failure.message)
+        return in_its_words(ENGINE, _BY_KIND[failure.kind](failure.message))
     body = msgspec.json.encode({"message": failure.message})
     return error_from_response(ENGINE, failure.status, body, failure.retry_after)
 

@@ -84,6 +84,7 @@ def create_app(
         quotas=quotas,
         salts=salts,
         prefixes=prefixes,
+        is_verbatim=config.logs.verbatim,
     )
     store = store_of(config.responses, home)
 

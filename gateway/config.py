@@ -89,11 +89,13 @@ class TenantsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class LogsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is logged to stderr: one line an event, never a prompt or a key."""
+    """What is logged to stderr: one line an event, never a prompt or a key. `verbatim` lets in what may quote one: the
+    words of engines that fail, and the messages of faults that nobody foresaw."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
     access: bool = True
+    verbatim: bool = False
 
 
 class TracingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -122,10 +122,12 @@ class Dispatcher:
         quotas: Quotas,
         salts: Salts,
         prefixes: PrefixWatch,
+        is_verbatim: bool = False,
     ) -> None:
         self._fleet = fleet
         self._loader = loader
         self._prefixes = prefixes
+        self._is_verbatim = is_verbatim  # an engine's own words may be recorded, though they may quote a prompt
         self._quotas = quotas
         self._salts = salts
         self._engine_seconds = EngineSeconds()
@@ -369,8 +371,9 @@ class Dispatcher:
             try:
                 yield attempt
             except GoodgateError as error:
-                attempt.outcome, attempt.reason = error.code or error.type, error.message
-                self._note_failure(replica, trace, error)
+                attempt.outcome = error.code or error.type
+                attempt.reason = error.message if self._is_verbatim else error.for_records
+                self._note_failure(replica, trace, error, attempt.reason)
                 raise
             except (asyncio.CancelledError, GeneratorExit):
                 attempt.outcome = CANCELLED
@@ -406,9 +409,9 @@ class Dispatcher:
             trace.reasoning_tokens = (trace.reasoning_tokens or 0) + usage.reasoning_tokens
         self._metrics.tokens(replica, usage)
 
-    def _note_failure(self, replica: Replica, trace: Trace, error: GoodgateError) -> None:
+    def _note_failure(self, replica: Replica, trace: Trace, error: GoodgateError, reason: str) -> None:
         if isinstance(error, EngineUnavailable):
-            self._fleet.note_unavailable(replica, error.message)
+            self._fleet.note_unavailable(replica, error.for_records)  # everybody reads it on /ready
         if error.status >= 500:
             logs.warning(
                 _log,
@@ -417,7 +420,7 @@ class Dispatcher:
                 model=replica.model,
                 replica=replica.name,
                 code=error.code,
-                reason=error.message,
+                reason=reason,
             )
 
 

@@ -80,10 +80,9 @@ class ChatTemplate:
                     raise _OutOfBounds(f"it writes more than {MAX_OUTPUT_CHARS} characters")
                 pieces.append(piece)
         except _Refused as error:
-            raise InvalidRequest(str(error), param="messages") from error
+            raise _refusal(str(error)) from error
         except _FAILURES as error:
-            reason = f"The model's chat template failed on these messages: {error}."
-            raise InvalidRequest(reason, param="messages") from error
+            raise _refusal(f"The model's chat template failed on these messages: {error}.") from error
         return "".join(pieces)
 
     def render_pieces(
@@ -112,6 +111,13 @@ class ChatTemplate:
         except RecursionError as error:  # arguments of a call are a text, and may nest as deep as they like
             raise InvalidRequest(f"The messages nest too deep: {error}.", param="messages") from error
         return self.render(turns, tools=functions).split(cut)
+
+
+def _refusal(message: str) -> InvalidRequest:
+    """In the template's own words, which may quote the messages."""
+    error = InvalidRequest(message, param="messages")
+    error.for_records = "The model's chat template refused the messages."
+    return error
 
 
 class _Refused(Exception):

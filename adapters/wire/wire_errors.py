@@ -103,7 +103,15 @@ def error_from_response(engine: str, status: int, body: bytes, retry_after: str 
     kind = _kind(status, complaint)
     message = _in_words(engine, status, complaint, kind)
     wait_s = _seconds(retry_after) if kind is Overloaded else None
-    return kind(message, param=complaint.param, retry_after_s=wait_s)
+    error = kind(message, param=complaint.param, retry_after_s=wait_s)
+    return in_its_words(engine, error, status) if complaint.message else error
+
+
+def in_its_words(engine: str, error: GoodgateError, status: int | None = None) -> GoodgateError:
+    """The same error, marked as one whose message has words of the engine's, which may quote the prompt."""
+    how = "refused or failed" if status is None else f"answered HTTP {status}"
+    error.for_records = f"The engine {engine!r} {how}; its words may quote the prompt, so only the caller has them."
+    return error
 
 
 def error_from_event(engine: str, data: bytes) -> GoodgateError:
@@ -119,7 +127,11 @@ def stream_error(engine: str, data: bytes, *, has_begun: bool) -> GoodgateError:
 
 
 def as_failure(engine: str, error: GoodgateError) -> EngineFailed:
-    return error if isinstance(error, EngineFailed) else EngineFailed(failed(engine, error.message))
+    if isinstance(error, EngineFailed):
+        return error
+    failure = EngineFailed(failed(engine, error.message))
+    failure.for_records = failed(engine, error.for_records)
+    return failure
 
 
 def failed(engine: str, reason: str) -> str:

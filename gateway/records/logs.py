@@ -8,9 +8,12 @@ Text from outside is escaped, so that nobody can forge a line or colour a termin
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
+import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -27,7 +30,8 @@ def logger(name: str) -> logging.Logger:
 def configure(config: LogsConfig) -> None:
     """Send our events to stderr in the wanted format. Called once, by the process that serves."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JSONLines() if config.format == "json" else TextLines())
+    kind = JSONLines if config.format == "json" else TextLines
+    handler.setFormatter(kind(is_verbatim=config.verbatim))
     root = logging.getLogger(ROOT)
     root.handlers = [handler]
     root.setLevel(config.level.upper())
@@ -47,7 +51,31 @@ def error(log: logging.Logger, event: str, *, error: BaseException, **fields: ob
     log.error(event, extra={"fields": fields}, exc_info=error)
 
 
-class JSONLines(logging.Formatter):
+class _Lines(logging.Formatter):
+    """Tracebacks say where and what kind; the fault's own message, which may hold any text, only if `is_verbatim`."""
+
+    def __init__(self, *, is_verbatim: bool = False) -> None:
+        super().__init__()
+        self._is_verbatim = is_verbatim
+
+    def traceback(self, record: logging.LogRecord) -> str:
+        assert record.exc_info
+        error = record.exc_info[1]
+        if self._is_verbatim or error is None:
+            return self.formatException(record.exc_info)
+        return "\n".join(_without_messages(error))
+
+
+def _without_messages(error: BaseException) -> Iterator[str]:
+    """The fault behind the error, if there is one, then where the error came from, and its kind."""
+    if (cause := error.__cause__ or error.__context__) is not None:
+        yield from _without_messages(cause)
+        yield "which led to:"
+    yield "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    yield f"{type(error).__module__}.{type(error).__qualname__} (`logs: {{verbatim: true}}` shows what it says)"
+
+
+class JSONLines(_Lines):
     """`{"time": ..., "level": "info", "event": ..., ...}`"""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -58,11 +86,11 @@ class JSONLines(logging.Formatter):
             **_fields(record),
         }
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+            line["traceback"] = self.traceback(record)
+        return _all_printable(msgspec.json.encode(line, enc_hook=str).decode())
 
 
-class TextLines(logging.Formatter):
+class TextLines(_Lines):
     """`2026-01-31T12:00:00.000Z INFO replica ready model=m replica=vllm-0`"""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -70,7 +98,7 @@ class TextLines(logging.Formatter):
             f" {key}={_printable(value)}" for key, value in _fields(record).items() if value not in ("", None)
         )
         line = f"{_timestamp(record)} {record.levelname} {_escape(record.getMessage())}{fields}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return f"{line}\n{self.traceback(record)}" if record.exc_info else line
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
@@ -87,6 +115,13 @@ def _printable(value: object) -> str:
         return f"{value:.6g}"
     text = str(value)
     return text if text.isprintable() and " " not in text and '"' not in text else f'"{_escape(text)}"'
+
+
+def _all_printable(encoded: str) -> str:
+    """JSON lets through some signs that end lines for some readers, or that terminals obey; they stand in strings."""
+    if encoded.isprintable():
+        return encoded
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in encoded)
 
 
 def _escape(text: str) -> str:

@@ -64,6 +64,7 @@ class CandidateRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Detail(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    trace_id: str = ""  # of the distributed trace that the request belongs to
     attempts: tuple[AttemptRecord, ...] = ()
     candidates: tuple[CandidateRecord, ...] = ()
     not_reached: tuple[str, ...] = ()  # fallback models that nobody had to look at
@@ -242,6 +243,7 @@ def _of_attempts(trace: Trace) -> Iterator[tuple[str, float]]:
 
 def _detail(trace: Trace, proven: Proven) -> Detail:
     return Detail(
+        trace_id=trace.trace_id,
         attempts=tuple(_attempt(attempt, trace) for attempt in trace.attempts[:MAX_ATTEMPTS_KEPT]),
         candidates=tuple(_candidate(candidate, trace, proven) for candidate in trace.candidates),
         not_reached=tuple(name for name in trace.chain if name not in trace.routed),

@@ -173,6 +173,8 @@ def _head(record: Record) -> Iterator[str]:
     yield f"{record.request_id}  POST {record.route}  {record.status} {printable(record.code)}".rstrip() + f"  {kind}"
     whose = f"tenant {record.tenant}, key {record.key}" if record.key else "no key"
     yield f"{stamp(record.received)}  {whose}"
+    if trace_id := detail_of(record).trace_id:
+        yield f"trace {trace_id}"
     if record.asked_model:
         yield f"asked for {printable(record.asked_model)!r}{_led_to(record)}"
     about = "about " if record.is_estimated else ""

@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.records.ledger_files import FOLDER
+from gateway.records.ledger_reader import LedgerReader
 from gateway.records.trace_context import SAMPLED, Sampling, begin
-from tests.gateway.rig import HELLO, Reply, Script, Start, Upstream, model
+from gateway.records.why import story
+from tests.gateway.rig import HELLO, Reply, Script, Start, Upstream, model, until
 
 UpstreamOf = Callable[[Script], Awaitable[Upstream]]
 
@@ -174,6 +178,22 @@ async def test_an_engine_is_told_of_no_trace_where_there_is_none_even_on_a_kept_
     fresh = OURS.fullmatch(told[2] or "")
     assert fresh is not None
     assert fresh[1] != TRACE_ID
+
+
+async def test_the_ledger_knows_the_trace_of_a_request(start: Start, upstream_of: UpstreamOf, tmp_path: Path) -> None:
+    engine = await upstream_of(whole)
+    gateway = await start(model(engine.replica()))
+    _, _, told = await gateway.post("/v1/chat/completions", HELLO, traceparent=PARENT)
+    _, _, untold = await gateway.chat()
+    reader = LedgerReader(tmp_path / FOLDER)
+    await until(lambda: reader.find(untold["x-request-id"]) is not None)
+    stories = []
+    for headers_of_answer in (told, untold):
+        found = reader.find(headers_of_answer["x-request-id"])
+        assert found is not None
+        stories.append(list(story(found.record, reader.usual(found.record))))
+    assert f"trace {TRACE_ID}" in stories[0]
+    assert not any(line.startswith("trace ") for line in stories[1])
 
 
 async def test_several_prompts_go_on_in_the_same_trace(start: Start, upstream_of: UpstreamOf) -> None:
