@@ -75,6 +75,7 @@ class AdminHandlers:
                 "uptime_s": round(time.time() - self._fleet.created),
                 "in_flight": self._dispatcher.in_flight,
                 "models": [self._model_status(model) for model in self._fleet.models.values()],
+                "groups": [_group_status(group) for group in self._fleet.groups.values()],
             }
         )
 
@@ -98,10 +99,23 @@ class AdminHandlers:
             "aliases": model.config.aliases,
             "routing": model.config.routing,
             "fallbacks": model.config.fallbacks,
+            "context_fallbacks": model.config.context_fallbacks,
             "ready": model.is_ready,
             "on_demand": self._loader.status(model),
             "replicas": [_replica_status(replica) for replica in model.replicas],
         }
+
+
+def _group_status(group: ServedModel) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "aliases": group.config.aliases,
+        "models": list(dict.fromkeys(replica.model for replica in group.replicas)),
+        "routing": group.config.routing,
+        "fallbacks": group.config.fallbacks,
+        "context_fallbacks": group.config.context_fallbacks,
+        "ready": group.is_ready,
+    }
 
 
 def _replica_status(replica: Replica) -> dict[str, Any]:

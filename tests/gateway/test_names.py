@@ -221,6 +221,8 @@ async def test_a_groups_first_model_answers_until_it_cannot(start: Start, upstre
 async def test_a_group_may_share_its_load(start: Start) -> None:
     group = {"name": "any", "models": ["a", "b"], "routing": "round_robin"}
     gateway = await start(model(fake(), name="a"), model(fake(), name="b"), groups=[group])
+    (told,) = (await gateway.get("/admin/status"))[1]["groups"]
+    assert (told["name"], told["models"], told["routing"], told["ready"]) == ("any", ["a", "b"], "round_robin", True)
     assert [await answered_by(gateway, "any") for _ in range(4)] == ["a", "b", "a", "b"]
 
 
