@@ -57,6 +57,7 @@ class EventStream:
         self._response = web.StreamResponse(headers=HEADERS)
         self._last_write = self._loop.time()
         self._is_writing = False
+        self._is_whole = False
         self._watch: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
 
@@ -74,6 +75,11 @@ class EventStream:
         """Something may still be sent: the answer has begun and the client has not left."""
         transport = self._request.transport
         return self._response.prepared and transport is not None and not transport.is_closing()
+
+    @property
+    def is_whole(self) -> bool:
+        """Everything has been sent. A client that has it may leave before the request's task has ended."""
+        return self._is_whole
 
     async def open(self, headers: Mapping[str, str] | None = None) -> None:
         """Send the head. An answer that is late may have been begun before its first chunk, to keep its client."""
@@ -95,6 +101,7 @@ class EventStream:
 
     async def finish(self) -> None:
         await self._end_with(self._framing.end)
+        self._is_whole = True
 
     async def fail(self, error: GoodgateError) -> None:
         """Tell a client that is still there that its answer is not whole."""

@@ -34,7 +34,9 @@ async def tell_how_it_ends(
         trace.code = error.code or error.type
         await stream.fail(error)
     except asyncio.CancelledError:
-        if not (dispatcher.is_cut_off and stream.is_open):
+        if stream.is_whole:
+            trace.status = stream.response.status
+        if stream.is_whole or not (dispatcher.is_cut_off and stream.is_open):
             raise
         error_event = envelope.shutting_down()
         trace.code = error_event.code or ""

@@ -187,7 +187,7 @@ class Ledger:
                 self._db = ledger_files.connect_to_write(self._folder / segment.name)
             except NotALedger as error:
                 if segment.number == ledger_files.MAX_NUMBER:
-                    raise Broken(str(error)) from error
+                    raise Broken(f"{segment.name}: {error}") from error
                 segment = Segment(segment.day, segment.number + 1)
             else:
                 self._segment = segment

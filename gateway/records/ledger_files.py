@@ -27,6 +27,7 @@ PARTS = 8  # no file holds more than this part of `max_mib`, so deleting one nev
 MAX_NUMBER = 9999
 
 _NAME = re.compile(r"(\d{4}-\d\d-\d\d)\.(\d{4})\.sqlite")
+_OTHER_LAYOUT = "it was written by another version of Goodgate"
 _BESIDE = ("", "-wal", "-shm")  # what SQLite keeps beside a file
 _TABLE = f"""
 BEGIN IMMEDIATE;
@@ -40,6 +41,10 @@ COMMIT;
 
 class NotALedger(Exception):
     """The file has another layout, or is no database."""
+
+
+class NotBegun(NotALedger):
+    """There is nothing in the file yet: it is being made right now."""
 
 
 class Segment(Struct, frozen=True, order=True):
@@ -130,7 +135,7 @@ def connect_to_write(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
         if _layout(db) not in (0, LAYOUT):
-            raise NotALedger(f"{path} was written by another version.")
+            raise NotALedger(_OTHER_LAYOUT)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")  # a batch survives the process at once, the machine by and by
         db.executescript(_TABLE)
@@ -141,11 +146,11 @@ def connect_to_write(path: Path) -> sqlite3.Connection:
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
-    """Raises `NotALedger`, `sqlite3.Error`."""
+    """Raises `NotBegun`, `NotALedger`, `sqlite3.Error`."""
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=BUSY_TIMEOUT_S, uri=True, isolation_level=None)
     try:
-        if _layout(db) != LAYOUT:
-            raise NotALedger(f"{path} was written by another version of Goodgate, or is not whole.")
+        if (layout := _layout(db)) != LAYOUT:
+            raise NotALedger(_OTHER_LAYOUT) if layout else NotBegun
     except BaseException:
         db.close()
         raise

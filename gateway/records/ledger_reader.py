@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.records import ledger_files
-from gateway.records.ledger_files import NotALedger
+from gateway.records.ledger_files import NotALedger, NotBegun
 from gateway.records.record import CLIENT_LEFT, COLUMNS, Record
 
 T = TypeVar("T")
@@ -228,6 +228,8 @@ class LedgerReader:
             try:
                 with closing(ledger_files.connect_to_read(self.folder / segment.name)) as db:
                     answer = ask(db)
+            except NotBegun:
+                continue
             except (sqlite3.DatabaseError, NotALedger) as error:
                 if (self.folder / segment.name).exists():  # otherwise it was let go while we came to it
                     self.skipped[segment.name] = str(error)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -314,3 +315,27 @@ async def metrics_of(gateway: Gateway) -> Mapping[str, float]:
     async with gateway.client.get(f"{gateway.url}/metrics") as response:
         lines = (await response.text()).splitlines()
     return {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("goodgate_ledger")}
+
+
+async def test_a_client_that_has_its_whole_stream_did_not_leave_too_early(
+    start: Start, reader: LedgerReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = KeyStore(tmp_path).create(NewKey(name="alice"))
+    gateway = await start(fake_model())
+    quotas = gateway.dispatcher._quotas
+    reserved = quotas.reserved
+
+    @asynccontextmanager
+    async def slow_to_release(*arguments: Any, **options: Any) -> AsyncIterator[Any]:
+        async with reserved(*arguments, **options) as reservation:
+            yield reservation
+            await asyncio.sleep(30)
+
+    monkeypatch.setattr(quotas, "reserved", slow_to_release)
+    headers = {"Authorization": f"Bearer {secret}", "x-request-id": "whole"}
+    body = {**HELLO, "stream": True}
+    async with gateway.client.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers) as response:
+        assert (await response.text()).endswith("data: [DONE]\n\n")
+    await gateway.client.close()
+    record = await kept(reader, "whole")
+    assert (record.status, record.has_left, record.is_estimated) == (200, False, False)

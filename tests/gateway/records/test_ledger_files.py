@@ -201,6 +201,15 @@ def test_a_file_that_is_no_ledger_is_passed_over(tmp_path: Path, content: bytes)
         assert broken.read_bytes() == content
 
 
+def test_a_file_that_is_being_made_is_no_broken_one(tmp_path: Path) -> None:
+    with open_ledger(tmp_path) as ledger:
+        ledger.note(ended_trace())
+    (tmp_path / "2026-11-30.0001.sqlite").touch()
+    reader = LedgerReader(tmp_path)
+    assert reader.newest() is not None
+    assert reader.skipped == {}
+
+
 def test_a_file_of_another_version_is_neither_written_nor_read(tmp_path: Path) -> None:
     path = tmp_path / "2026-11-30.0000.sqlite"
     with closing(sqlite3.connect(path)) as db:
