@@ -21,6 +21,7 @@ NOTICEABLE_SHARE = 0.2  # of the request's time, or of what is usual
 POLICIES = {
     "least_load": "fewest open generations first",
     "round_robin": "each in its turn",
+    "order": "a group's first model before its second, of one model the fewest open generations first",
 }
 _IN_PHASE = {
     "receive": "the client took to send its body",

@@ -199,6 +199,22 @@ async def test_the_candidates_say_who_could_have_served_and_why_not(start: Start
     assert detail_of(record).not_reached == ("other",)
 
 
+async def test_the_candidates_of_a_group_are_the_replicas_of_its_models(start: Start, reader: LedgerReader) -> None:
+    gateway = await start(
+        model(fake(fail_rate=1), name="first"),
+        model(fake(), name="second"),
+        groups=[{"name": "both", "models": ["first", "second"], "routing": "order"}],
+    )
+    record = await record_of_chat(gateway, reader, model="both")
+    assert (record.model, record.served_model) == ("both", "second")
+    candidates = detail_of(record).candidates
+    assert [(each.model, each.policy, each.verdict) for each in candidates] == [
+        ("first", "order", "chosen 1st: engine_failed"),
+        ("second", "order", "chosen 2nd: answered"),
+    ]
+    assert detail_of(record).not_reached == ()
+
+
 async def test_a_replica_that_cannot_honour_a_field_is_a_candidate_that_was_refused(
     start: Start, reader: LedgerReader
 ) -> None:

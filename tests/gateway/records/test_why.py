@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway import routing
+from gateway.records import why
 from gateway.records.ledger_reader import Usual
 from gateway.records.record import AttemptRecord, CandidateRecord, Detail, Record, phases_of, record_of
 from gateway.records.trace import Attempt
@@ -221,6 +223,10 @@ def test_the_time_a_token_takes_is_that_of_one_choice() -> None:
     trace = ended_trace(num_choices=2, completion_tokens=10)  # a second for five tokens each
     assert record_of(trace, {}).tpot_s == pytest.approx(0.25)
     assert record_of(ended_trace(completion_tokens=1), {}).tpot_s is None
+
+
+def test_every_way_to_route_is_explained() -> None:
+    assert set(why.POLICIES) == set(routing.POLICIES)
 
 
 @pytest.mark.parametrize(
