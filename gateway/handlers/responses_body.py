@@ -99,6 +99,7 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt: dict[str, Any] | None = None
     moderation: dict[str, Any] | None = None
     context_management: list[dict[str, Any]] | None = None
+    client_metadata: dict[str, Any] | None = None  # what Codex says of itself; it says nothing about the answer
 
     @property
     def wants_logprobs(self) -> bool:
