@@ -19,11 +19,12 @@ from gateway import envelope
 from gateway.records.trace import new_request_id
 
 KEEPALIVE_TIMEOUT_S = 75.0
+BLIND_FOR_S = 1.0  # how long requests may wait behind an unfinished one while nothing more is read
 LINGERING_TIME_S = 2.0  # how long an unread body is swallowed, so that the client can read why it was refused
 
 
 class Connection(RequestHandler):
-    __slots__ = ("_header_deadline", "_header_timeout_s", "_paused_at", "_paused_s")
+    __slots__ = ("_blind_deadline", "_header_deadline", "_header_timeout_s", "_paused_at", "_paused_s")
 
     def __init__(self, server: web.Server, *, header_timeout_s: float, **options: Any) -> None:
         super().__init__(
@@ -36,6 +37,7 @@ class Connection(RequestHandler):
         )
         self._header_timeout_s = header_timeout_s
         self._header_deadline: asyncio.TimerHandle | None = None
+        self._blind_deadline: asyncio.TimerHandle | None = None
         self._paused_at: float | None = None
         self._paused_s = 0.0
 
@@ -57,9 +59,25 @@ class Connection(RequestHandler):
         self._header_deadline = self._loop.call_later(self._header_timeout_s, self._close_if_silent)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self._header_deadline is not None:
-            self._header_deadline.cancel()
+        for deadline in (self._header_deadline, self._blind_deadline):
+            if deadline is not None:
+                deadline.cancel()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """A client that sends so much ahead of its answer that no more is read would leave unnoticed, and its engine
+        would go on: it is cut off. One whose answer is just ending gets a moment."""
+        super().data_received(data)
+        if self._messages and self._is_blind() and self._blind_deadline is None:
+            self._blind_deadline = self._loop.call_later(BLIND_FOR_S, self._cut_off_if_blind)
+
+    def _is_blind(self) -> bool:
+        return self.transport is not None and not self.transport.is_reading()
+
+    def _cut_off_if_blind(self) -> None:
+        self._blind_deadline = None
+        if self._messages and self._is_blind() and self.transport is not None:
+            self.transport.abort()
 
     def _close_if_silent(self) -> None:
         if self._request_count == 0:

@@ -392,9 +392,8 @@ async def a_rig() -> AsyncIterator[Rig]:
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     fake = {"engine": "fake", "options": {"ttft_ms": 0, "itl_ms": 0, "tokens": 3}}
     hostile = {"engine": "vllm", "options": {"url": url, "model": "x"}}
-    models = [
-        {"name": name, "replicas": [replica]} for name, replica in (("m", fake), ("e", fake), ("hostile", hostile))
-    ]
+    engines = {"m": fake, "e": fake, "hostile": hostile}
+    models = [{"name": name, "replicas": [replica]} for name, replica in engines.items()]
     limits = {"port": 0, "drain_timeout_s": 0.1, "header_timeout_s": 0.5, "body_timeout_s": 0.3}
     config = parse_config({"server": limits, "logs": {"access": False}, "models": models})
     with tempfile.TemporaryDirectory() as home:
@@ -481,7 +480,7 @@ async def try_socket(rig: Rig, seed: int) -> None:
     except TimeoutError as error:
         raise Fault("neither an answer nor an end within ten seconds") from error
     is_old = answer.startswith(b"{")  # HTTP/0.9: a body without a head
-    if answer and not is_old and re.match(rb"HTTP/1\.[01] [124]", answer) is None:
+    if answer and not is_old and re.match(rb"HTTP/(0\.9|1\.[01]) [124]", answer) is None:
         raise Fault(f"an answer like {answer[:200]!r}")
     if seed % 20 == 0:
         answer = await exchange(rig.port, post(routes.CHAT, routes.GOOD[routes.CHAT]))
