@@ -68,7 +68,8 @@ class AnthropicHandlers:
 
     async def _stream(self, request: web.Request, body: MessagesBody) -> web.StreamResponse:
         trace = request[TRACE]
-        framing = Framing(heartbeat=PING, end=MESSAGE_STOP, error=partial(_error_event, request_id=trace.request_id))
+        tell = partial(_error_event, body=body, request_id=trace.request_id)
+        framing = Framing(heartbeat=PING, end=MESSAGE_STOP, error=tell)
         stream = EventStream(request, self._limits, framing=framing)
         return await tell_how_it_ends(stream, partial(self._send_events, stream, body, trace), self._dispatcher, trace)
 
@@ -94,10 +95,15 @@ def _in_words_of(body: MessagesBody) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        if error.param is not None:
-            error.rename(body.name_of(error.param))
+        _use_words_of(body, error)
         raise
 
 
-def _error_event(error: GoodgateError, request_id: str) -> bytes:
+def _use_words_of(body: MessagesBody, error: GoodgateError) -> None:
+    if error.param is not None:
+        error.rename(body.name_of(error.param))
+
+
+def _error_event(error: GoodgateError, body: MessagesBody, request_id: str) -> bytes:
+    _use_words_of(body, error)
     return b"event: error\ndata: " + envelope.anthropic_body(error, request_id) + b"\n\n"

@@ -178,6 +178,7 @@ class Turn:
 
     def failure(self, error: GoodgateError) -> bytes:
         """Before the response has begun there is none that could have failed, and only the event is told."""
+        use_callers_words(error)
         return error_event(error) if self.reply is None else self.reply.failure(error)
 
 

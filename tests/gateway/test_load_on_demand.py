@@ -21,12 +21,13 @@ from adapters.fake import Adapter as FakeAdapter
 from adapters.launching.launch import LaunchSpec
 from adapters.launching.restart import Policy
 from adapters.launching.supervise import descendants
-from adapters.models.model_store import Model
+from adapters.models.model_store import Model, ModelStore
 from gateway.app import LOADER
 from gateway.fleet import ServedModel, State
 from tests.gateway.rig import HELLO, Gateway, Start, fake, model, until
 
 PATIENCE_S = 30
+NATIVE_MODEL = "smollm2-135m-instruct"
 PROMPTLY = {"heartbeat_s": 0.05}
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
@@ -104,6 +105,14 @@ def loaded(gateway: Gateway) -> set[str]:
 
 def processes() -> list[int]:
     return descendants(os.getpid())
+
+
+def resident_mib(pid: int) -> float:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 async def metric(gateway: Gateway, name: str) -> float:
@@ -261,6 +270,29 @@ async def test_a_load_that_fails_after_the_first_heartbeat_ends_each_dialects_st
 
     for told in await asyncio.gather(chat(), message(), response()):
         assert "could not be loaded: fake ended with exit code 3" in told
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "said"),
+    [
+        ("/v1/chat/completions", {"logit_bias": {"1": 1}}, "'logit_bias'"),
+        ("/v1/messages", {"max_tokens": 8, "tools": [{"name": "t", "input_schema": {"type": "object"}}]}, "'tools'"),
+        (
+            "/v1/responses",
+            {"messages": None, "input": "Hi", "text": {"format": {"type": "json_object"}}},
+            "'text.format'",
+        ),
+    ],
+)
+async def test_what_the_engine_refuses_when_it_is_loaded_is_told_in_the_callers_words(
+    start: Start, path: str, fields: dict[str, Any], said: str
+) -> None:
+    gateway = await begin(start, on_demand(engine="slow"), server=PROMPTLY)
+    body = {key: value for key, value in {**HELLO, "stream": True, **fields}.items() if value is not None}
+    async with gateway.client.post(gateway.url + path, json=body) as response:
+        assert response.status == 200, await response.text()
+        text = await response.text()
+    assert said in text.split("error", 1)[1]
 
 
 async def test_after_a_load_that_failed_requests_are_refused_for_a_while_and_then_it_is_tried_again(
@@ -509,6 +541,32 @@ async def test_the_log_tells_how_long_a_request_waited(start: Start, caplog: pyt
     waits = [each.__dict__["fields"].get("waited_ms") for each in caplog.records if each.getMessage() == "request"]
     assert waits[0] > 500
     assert waits[1] is None
+
+
+@pytest.fixture
+def native_home(tmp_path: Path) -> None:
+    """The gateway's home has the default model, and the kernels that were compiled before."""
+    home = Path(os.environ.get("GOODGATE_HOME", ".goodgate")).resolve()
+    if not (home / "models" / NATIVE_MODEL).exists():
+        ModelStore(home).pull(NATIVE_MODEL)
+    for folder in ("models", "cache"):
+        (home / folder).mkdir(exist_ok=True)
+        (tmp_path / folder).symlink_to(home / folder)
+
+
+@pytest.mark.usefixtures("native_home")
+async def test_our_own_engine_is_loaded_by_a_request_and_its_memory_is_free_again(start: Start) -> None:
+    replica = {"engine": "native", "launch": True, "model": NATIVE_MODEL, "options": {"kv_cache_mib": 64}}
+    gateway = await begin(start, model(replica, load="on_demand"), server={"heartbeat_s": 0.5})
+    status, text = await raw_stream(gateway, "/v1/chat/completions", max_tokens=4)
+    assert status == 200
+    assert text.startswith(": keep-alive")
+    assert text.endswith("data: [DONE]\n\n")
+    engines = processes()
+    assert sum(resident_mib(pid) for pid in engines) > 200
+    assert (await gateway.post("/admin/models/m/unload", {}))[0] == 200
+    assert processes() == []
+    assert sum(resident_mib(pid) for pid in engines) == 0
 
 
 @pytest.mark.parametrize("engine", ["slow", "stuck"])
