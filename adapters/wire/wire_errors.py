@@ -9,6 +9,8 @@ they name the field; markup is not.
 from __future__ import annotations
 
 import re
+import time
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import msgspec
@@ -234,9 +236,17 @@ def _in_words(engine: str, status: int, complaint: Complaint, kind: type[Goodgat
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """`Retry-After` in seconds. Its other form, a date, is as good as silence here."""
+    """`Retry-After` in seconds, from either of its forms: a number of them, or a date."""
     try:
         seconds = float(retry_after or "")
     except ValueError:
-        return None
+        seconds = _seconds_until(retry_after or "")
     return min(seconds, MAX_RETRY_AFTER_S) if seconds >= 0 else None
+
+
+def _seconds_until(date: str) -> float:
+    """Negative for a date that is past, or none."""
+    try:
+        return parsedate_to_datetime(date).timestamp() - time.time()
+    except (ValueError, OverflowError):
+        return -1.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from email.utils import formatdate
 from typing import Any
 
 import pytest
@@ -128,6 +130,20 @@ async def test_a_full_engines_retry_after_is_kept_within_what_clients_accept(hea
         with pytest.raises(Overloaded) as caught:
             await collect(adapter, chat())
         assert caught.value.retry_after_s == wait_s
+
+
+@pytest.mark.replay("G29")
+@pytest.mark.parametrize(("in_s", "least", "most"), [(30, 25, 30), (9999, 120, 120), (-60, None, None)])
+async def test_a_full_engine_may_say_by_a_date_when_to_come_back(
+    in_s: float, least: float | None, most: float | None
+) -> None:
+    async with engine("vllm", model="small") as (adapter, twin):
+        date = formatdate(time.time() + in_s, usegmt=True)
+        twin.reply(CHAT, Reply.plain(503, {"error": {"message": "queue is full"}}, Retry_After=date))
+        with pytest.raises(Overloaded) as caught:
+            await collect(adapter, chat())
+        told = caught.value.retry_after_s
+        assert told == least if least is None or most is None else least <= (told or 0) <= most
 
 
 async def test_an_engine_that_still_loads_is_unavailable_not_full(http_subject: HTTPSubject) -> None:
