@@ -143,6 +143,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("goodgate_engine_running", "gauge", "Requests that the engine says it is working on.", _REPLICA),
     Metric("goodgate_engine_waiting", "gauge", "Requests that the engine says wait in its queue.", _REPLICA),
     Metric("goodgate_engine_kv_usage_ratio", "gauge", "Share of the engine's KV cache in use, by its word.", _REPLICA),
+    Metric(
+        "goodgate_engine_prefix_hit_ratio",
+        "gauge",
+        "Share of prompt tokens that the engine found in its prefix cache since it started, by its word.",
+        _REPLICA,
+    ),
     Metric("goodgate_spans", "counter", "OpenTelemetry spans, where they are exported.", ("result",)),
     Metric(
         "goodgate_goodput_proven_rps",

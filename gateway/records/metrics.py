@@ -106,6 +106,7 @@ class Metrics:
             "goodgate_engine_running": lambda replica: replica.load.running,
             "goodgate_engine_waiting": lambda replica: replica.load.waiting,
             "goodgate_engine_kv_usage_ratio": lambda replica: replica.load.kv_usage,
+            "goodgate_engine_prefix_hit_ratio": lambda replica: replica.load.prefix_hit_rate,
         }.items():
             self.watch(name, partial(_of_replicas, fleet, read))
 

@@ -30,7 +30,7 @@ from adapters.errors import GoodgateError
 from gateway.fleet import Fleet, Replica
 from gateway.records import logs
 from gateway.records.metrics import Metrics
-from gateway.records.trace import Attempt, Trace
+from gateway.records.trace import CANCELLED, Attempt, Trace
 from gateway.records.trace_context import TraceContext
 
 MAX_WAITING = 4096  # ended requests that wait to be exported; about 2 KB each
@@ -89,7 +89,6 @@ def spans_of(trace: Trace, addresses: Mapping[tuple[str, str], tuple[str, int]])
     )
     operation = OPERATIONS.get(trace.route, "chat")
     for attempt in trace.attempts:
-        has_failed = attempt.outcome not in ("ok", "")
         yield Span(
             name=f"{operation} {attempt.model}",
             is_server=False,
@@ -99,7 +98,7 @@ def spans_of(trace: Trace, addresses: Mapping[tuple[str, str], tuple[str, int]])
             start_ns=clock.ns(attempt.started),
             end_ns=clock.ns(attempt.ended),
             attributes=_known(_of_attempt(attempt, operation, trace, addresses)),
-            error=attempt.outcome if has_failed else "",
+            error=_failure_of(attempt),
             first_token_ns=None if attempt.first_token is None else clock.ns(attempt.first_token),
         )
 
@@ -150,9 +149,15 @@ def _of_attempt(
         "gen_ai.usage.reasoning.output_tokens": None if usage is None else usage.reasoning_tokens,
         "server.address": host,
         "server.port": port,
-        "error.type": "" if attempt.outcome == "ok" else attempt.outcome,
+        "error.type": _failure_of(attempt),
         "goodgate.replica": attempt.replica,
+        "goodgate.outcome": attempt.outcome,
     }
+
+
+def _failure_of(attempt: Attempt) -> str:
+    """The code of what failed. That a client leaves is no failure."""
+    return "" if attempt.outcome in ("ok", CANCELLED) else attempt.outcome
 
 
 def _known(attributes: Mapping[str, Any]) -> dict[str, str | int | float | bool]:

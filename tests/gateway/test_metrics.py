@@ -29,7 +29,7 @@ class TellingEngine(FakeAdapter):
     """A fake that tells all of its load."""
 
     async def load(self) -> Load:
-        return Load(running=3, waiting=2, kv_usage=0.25)
+        return Load(running=3, waiting=2, kv_usage=0.25, prefix_hit_rate=0.5)
 
 
 async def scrape(gateway: Gateway, **headers: str) -> str:

@@ -151,6 +151,18 @@ async def test_an_embedding_and_a_request_that_reaches_no_engine_have_spans_too(
     assert len({span.trace_id for span in collector.spans}) == 2
 
 
+async def test_a_client_that_leaves_is_no_error(start: Start, collector: Collector) -> None:
+    gateway = await start(model(fake(ttft_ms=10_000)), tracing=tracing(collector))
+    request = asyncio.create_task(gateway.chat())
+    await until(lambda: gateway.dispatcher.in_flight == 1)
+    request.cancel()
+    await until(lambda: len(collector.spans) == 2)
+    assert [span.status.code for span in collector.spans] == [0, 0]
+    [attempt] = collector.named("chat m")
+    assert attributes(attempt)["goodgate.outcome"] == "cancelled"
+    assert "error.type" not in attributes(attempt)
+
+
 async def test_what_the_caller_does_not_sample_is_not_exported(start: Start, collector: Collector) -> None:
     gateway = await start(model(fake()), tracing=tracing(collector))
     await gateway.post("/v1/chat/completions", {"model": "m", "messages": []}, traceparent=PARENT[:-1] + "0")
