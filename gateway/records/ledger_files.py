@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+import zlib
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -21,7 +22,7 @@ from gateway.config import LedgerConfig
 from gateway.records.record import COLUMNS
 
 FOLDER = "state/ledger"
-LAYOUT = 1  # of the table; a file with another one is neither written nor read
+LAYOUT = zlib.crc32(",".join(COLUMNS).encode()) >> 1  # changes with the columns; other files are not touched
 BUSY_TIMEOUT_S = 5.0  # how long one process waits for another one's batch
 PARTS = 8  # no file holds more than this part of `max_mib`, so deleting one never takes more
 MAX_NUMBER = 9999

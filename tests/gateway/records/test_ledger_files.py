@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import stat
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -199,6 +200,11 @@ def test_a_file_that_is_no_ledger_is_passed_over(tmp_path: Path, content: bytes)
     assert num_kept(tmp_path) == 1
     if content:
         assert broken.read_bytes() == content
+
+
+def test_a_file_with_other_columns_has_another_layout() -> None:
+    assert 0 < ledger_files.LAYOUT < 2**31  # what SQLite has room for
+    assert zlib.crc32(",".join((*COLUMNS, "one_more")).encode()) >> 1 != ledger_files.LAYOUT
 
 
 def test_a_file_that_is_being_made_is_no_broken_one(tmp_path: Path) -> None:
