@@ -176,6 +176,13 @@ class KeyStore:
     def revoke(self, name: str) -> None:
         self._change(name, "UPDATE keys SET revoked = ? WHERE name = ? AND revoked IS NULL", (time.time(), name))
 
+    def limit(self, name: str, limits: Limits, budget: Budget) -> None:
+        """What a key may use, in place of what was said before. What it has used goes on counting."""
+        new = NewKey(name=name, limits=limits, budget=budget)
+        _check(new)
+        changes = ", ".join(f"{column} = ?" for column in _BOUNDS.split(", "))
+        self._change(name, f"UPDATE keys SET {changes} WHERE name = ? AND revoked IS NULL", (*_bounds(new), name))
+
     def bound(self, tenant: str, limits: Limits, budget: Budget) -> None:
         """What all keys of a tenant may use together, in place of what was said before."""
         shared = Account(kind="tenant", id=0, name=tenant, limits=limits, budget=budget)

@@ -117,6 +117,26 @@ def show(
             typer.echo(line)
 
 
+@app.command(epilog="Example: goodgate keys limit alice --requests-per-min 120 --budget-tokens 2M")
+def limit(
+    name: Name,
+    requests_per_min: Limit = None,
+    tokens_per_min: Limit = None,
+    concurrent: AtOnce = None,
+    budget_tokens: Tokens = None,
+    budget_gpu_seconds: GpuSeconds = None,
+    budget_per: Per = PeriodName.MONTH,
+) -> None:
+    """Say anew what a key may use. It replaces what was said before; without options nothing is bounded. What the key
+    has used goes on counting."""
+    limits = Limits(requests_per_min=requests_per_min, tokens_per_min=tokens_per_min, concurrent=concurrent)
+    try:
+        _store().limit(name, limits, _budget(budget_tokens, budget_gpu_seconds, budget_per))
+    except GoodgateError as error:
+        _fail(error)
+    typer.echo(f"The key {name!r} is bounded so from now on.", err=True)
+
+
 @app.command(epilog="Example: goodgate keys tenant acme --budget-tokens 10M --budget-per day --concurrent 50")
 def tenant(
     name: Annotated[str, typer.Argument(help="The tenant's name.", metavar="NAME")],

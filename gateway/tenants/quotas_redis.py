@@ -7,6 +7,9 @@ again. The server runs no logic of ours but that comparison. What comes while a 
 next one, all at once, so the callers of one process never meet, and 200 of them cost a few round trips. The time is the
 server's, so it does not matter what the hosts' clocks say.
 
+The look is left out for a second after this process has seen or made a record: the swap tells whether it is still the
+same. What is remembered may let a request in, but never refuses one.
+
 As in the file (quotas_file.py) a record has a row for each process, with what that one holds. A process that the server
 has not heard of for `lease_s` counts as dead, and its rows as empty.
 
@@ -19,8 +22,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -45,6 +50,7 @@ except ImportError as error:
         "`quotas.store` names a Redis, whose library is missing here; install it with: pip install 'goodgate[redis]'."
     ) from error
 
+REMEMBER_S = 1.0  # a record that nobody else has changed
 RETRY_S = 0.1  # between tries while the server is down
 CLOSE_TIMEOUT_S = 2.0
 FORGET_AFTER_S = 3600  # a process that has been dead for so long
@@ -113,12 +119,42 @@ class Record(Struct, frozen=True, array_like=True):
 
 
 class _Seen(Struct):
-    """What one look has found."""
+    """What one look has found, or what is remembered of it."""
 
     now: Now
     living: set[str]
     texts: list[bytes]
     records: list[Record]
+    is_remembered: bool = False
+
+
+class _Memory:
+    """The records as this process has last seen or made them, with the server's time."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, tuple[bytes, Record]] = {}
+        self._looked = -math.inf  # on this host's steady clock, at which the server's showed `_then`
+        self._then = 0.0
+        self._living: set[str] = set()
+
+    def keep(self, names: Sequence[str], seen: _Seen) -> None:
+        self._looked, self._then, self._living = time.monotonic(), seen.now.wall, seen.living
+        self.keep_records(names, seen.texts, seen.records)
+
+    def keep_records(self, names: Sequence[str], texts: Sequence[bytes], records: Sequence[Record]) -> None:
+        self._records.update(zip(names, zip(texts, records, strict=True), strict=True))
+
+    def recall(self, names: Sequence[str]) -> _Seen | None:
+        elapsed_s = time.monotonic() - self._looked
+        found = [self._records[name] for name in names if name in self._records]
+        if elapsed_s > REMEMBER_S or len(found) < len(names):
+            return None
+        now = self._then + elapsed_s
+        return _Seen(Now(now, now), self._living, [text for text, _ in found], [record for _, record in found], True)
+
+    def forget(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._records.pop(name, None)
 
 
 class _Change:
@@ -172,6 +208,7 @@ class RedisStore:
         self._prefix = f"{prefix}quota:"
         self._lease_s = lease_s
         self._allow = allow
+        self._memory = _Memory()
         self._swaps = itertools.count(1)
         self._waiting: dict[str, list[_Change]] = {}  # by the account that a queue is for
         self._workers: dict[str, asyncio.Task[None]] = {}
@@ -264,14 +301,16 @@ class RedisStore:
         tried: dict[int, list[Outcome]] = {}
         while True:
             try:
-                seen = await self._look(names)
-                self._up()
+                seen = self._memory.recall(names) or await self._look(names)
                 for record in seen.records:
                     if (made := self._row_in(record).swap) in tried:
                         return tried[made]  # only its answer was lost
                 before = {name: record.state(seen.living) for name, record in zip(names, seen.records, strict=True)}
                 after = dict(before)
                 outcomes = [self._decide(change, after, seen.now) for change in changes]
+                if seen.is_remembered and any(outcome.refusal is not None for outcome in outcomes):
+                    self._memory.forget(names)
+                    continue
                 if after == before:
                     return outcomes
                 swap = next(self._swaps)
@@ -280,10 +319,14 @@ class RedisStore:
                     record.changed(seen.living, self._process, swap, before[name], after[name])
                     for name, record in zip(names, seen.records, strict=True)
                 ]
-                if await self._swap(names, seen.texts, [msgspec.json.encode(record) for record in new]):
+                texts = [msgspec.json.encode(record) for record in new]
+                self._memory.forget(names)  # until it is known what is there
+                if await self._swap(names, seen.texts, texts):
+                    self._memory.keep_records(names, texts, new)
                     return outcomes
                 await asyncio.sleep(random.random() * min(len(tried), 10) / 1000)  # hosts that meet go apart
             except (RedisError, OSError) as error:
+                self._memory.forget(names)
                 self._down(error)
                 await asyncio.sleep(RETRY_S)
 
@@ -334,7 +377,10 @@ class RedisStore:
         leases = zip(hash_of_living[::2], hash_of_living[1::2], strict=True)
         living = {process.decode() for process, until in leases if float(until) > now}
         found = [text or b"" for text in texts]
-        return _Seen(Now(now, now), living | {self._process}, found, [_decoded(text) for text in found])
+        seen = _Seen(Now(now, now), living | {self._process}, found, [_decoded(text) for text in found])
+        self._memory.keep(names, seen)
+        self._up()
+        return seen
 
     async def _swap(self, names: Sequence[str], old: Sequence[bytes], new: Sequence[bytes]) -> bool:
         """Put new records in the place of the old ones, unless another one is there. It renews the lease too."""

@@ -539,5 +539,23 @@ async def test_budgets_and_what_is_spent_of_them_are_listed(tmp_path: Path) -> N
     assert "acme    -             -           9        -       0 of 2,000 a month" in shown
 
 
+async def test_a_larger_budget_lets_a_key_in_again_and_what_it_has_spent_goes_on_counting(
+    start: Start, tmp_path: Path
+) -> None:
+    headers = key_in(tmp_path, tokens=250, per="life")
+    gateway = await start(fake_model(tokens=200))
+    assert (await ask(gateway, headers, max_tokens=200))[0] == 200
+    assert (await ask(gateway, headers, max_tokens=200))[0] == 429
+    result = await asyncio.to_thread(
+        goodgate, "keys", "limit", "a", "--budget-tokens", "1k", "--budget-per", "life", home=tmp_path
+    )
+    assert (result.returncode, result.stdout) == (0, "")
+    await eventually(lambda: is_let_in(gateway, headers))
+    [key] = KeyStore(tmp_path).all()
+    assert (key.budget.tokens, (await spending(gateway, key.own)).tokens > 400) == (1_000, True)
+    result = await asyncio.to_thread(goodgate, "keys", "limit", "nobody", home=tmp_path)
+    assert "There is no key 'nobody'" in result.stderr
+
+
 def test_who_only_looks_sees_nothing_where_nothing_was_counted(tmp_path: Path) -> None:
     assert quotas_file.spending(tmp_path, KEY.accounts) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import random
 import shutil
 import sys
@@ -244,6 +245,40 @@ async def test_a_long_request_of_a_host_that_lives_keeps_its_place_beyond_the_le
             await asyncio.sleep(2.5)
             assert await use(other) == "rate_limit_exceeded"
         assert await use(other) == "ok"
+
+
+async def hammer(url: str, seed: int) -> int:
+    rng = random.Random(seed)
+    quotas = Quotas(RedisStore(url, password="secret", timeout_s=10))
+
+    async def some() -> list[str]:
+        return [await use(quotas, Claim(1, Amount(1, 1)), Amount(1, 1), rng.random() * 0.002) for _ in range(60)]
+
+    codes = [code for each in await asyncio.gather(*(some() for _ in range(5))) for code in each]
+    await quotas.store.close()
+    return codes.count("ok")
+
+
+def hammered(url: str, seed: int, results: Any) -> None:
+    results.put(asyncio.run(hammer(url, seed)))
+
+
+@needs_server
+@pytest.mark.slow
+async def test_processes_that_come_between_each_other_all_the_time_lose_no_charge(server: Server) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    workers = [context.Process(target=hammered, args=(server.url, seed, results)) for seed in range(3)]
+    for worker in workers:
+        worker.start()
+    counts = [await asyncio.to_thread(results.get, timeout=60) for _ in workers]
+    for worker in workers:
+        await asyncio.to_thread(worker.join)
+    async with one_host(server) as quotas:
+        assert min(counts) > 0
+        assert (await state(quotas)).spending.tokens == sum(counts)
+        assert (await state(quotas, POOL)).spending.gpu_us == sum(counts)
+        assert await is_idle(quotas)
 
 
 # A server that goes and comes back
