@@ -214,6 +214,8 @@ class RedisStore:
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._owed: dict[str, _Change] = {}  # charges of requests that came in unmeasured
         self._outage: asyncio.Future[None] | None = None  # done while the server is down
+        self._beat: asyncio.Task[None] | None = None
+        self._is_closing = False
 
     async def reserve(self, wanted: Sequence[Account], claim: Claim) -> Outcome:
         change = _Change(wanted, claim)
@@ -253,25 +255,27 @@ class RedisStore:
     async def tend(self) -> None:
         """Renew the lease, three times in its length; while the server is down look for it more often."""
         while True:
-            try:
-                await self._swap([], [], [])
-                await self._forget_the_dead()
-                self._up()
-            except (RedisError, OSError) as error:
-                self._down(error)
+            self._beat = asyncio.create_task(self._renew(), name="renews the lease")
+            await asyncio.shield(self._beat)  # its library may swallow a cancellation; it has deadlines of its own
             await asyncio.sleep(RETRY_S if self._is_down else self._lease_s / 3)
 
     async def close(self) -> None:
-        """Wait a moment for what is under way, and leave."""
+        """Wait a moment for what is under way, and leave. What could not be charged by then is not."""
         if self._workers:
             await asyncio.wait(self._workers.values(), timeout=CLOSE_TIMEOUT_S)
-        late = list(self._workers.values())
-        for worker in late:
-            worker.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        self._is_closing = True
+        await asyncio.gather(*self._workers.values(), *([] if self._beat is None else [self._beat]))
         with suppress(RedisError, OSError):  # the lease ends by itself
             await self._redis.hdel(self._living, self._process)
         await self._redis.aclose()
+
+    async def _renew(self) -> None:
+        try:
+            await self._swap([], [], [])
+            await self._forget_the_dead()
+            self._up()
+        except (RedisError, OSError) as error:
+            self._down(error)
 
     # ------------------------------------------------------------------------------------------------ changes in turn
 
@@ -299,7 +303,7 @@ class RedisStore:
         """One look, all decisions, one swap; from the beginning when others came between, or the server went."""
         names = sorted({name for change in changes for name in change.names})
         tried: dict[int, list[Outcome]] = {}
-        while True:
+        while not self._is_closing:
             try:
                 seen = self._memory.recall(names) or await self._look(names)
                 for record in seen.records:
@@ -329,6 +333,7 @@ class RedisStore:
                 self._memory.forget(names)
                 self._down(error)
                 await asyncio.sleep(RETRY_S)
+        raise QuotasUnavailable("The gateway stops, and the store of quotas did not answer in time.")
 
     def _decide(self, change: _Change, states: dict[str, State], now: Now) -> Outcome:
         """One whose caller has gone before it was his turn holds nothing."""

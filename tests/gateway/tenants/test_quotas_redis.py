@@ -389,6 +389,15 @@ async def works(quotas: Quotas) -> bool:
 
 
 @needs_server
+async def test_stopping_in_the_middle_of_a_heartbeat_does_not_hang(server: Server) -> None:
+    async with asyncio.timeout(30):
+        for num_turns in range(60):
+            async with one_host(server):
+                for _ in range(num_turns % 20):
+                    await asyncio.sleep(0)
+
+
+@needs_server
 async def test_a_record_of_somebody_else_is_refused_and_left_alone(server: Server) -> None:
     async with one_host(server) as quotas, server.client() as client:
         await client.set("goodgate:quota:key:a", "mine")
