@@ -70,7 +70,7 @@ def _with_calls(turn: Turn, tool_format: ToolFormat) -> Turn:
 
 
 def _call(function: Any, tool_format: ToolFormat) -> str:
-    """As the model is to write it. Clients send functions that are none, and templates would print those too."""
+    """As the model is to write it. A call of another type has no function; templates would print it all the same."""
     named = function if isinstance(function, Mapping) else {}
     text = json.dumps({"name": named.get("name"), "arguments": named.get("arguments")}, ensure_ascii=False)
     return "\n".join([MARKERS["hermes"][0], text, MARKERS["hermes"][1]]) if tool_format == "hermes" else text

@@ -88,7 +88,7 @@ def test_without_tools_or_with_none_wanted_the_model_hears_of_none() -> None:
 
 
 def test_a_call_that_is_none_is_told_without_failing() -> None:
-    broken = [{"id": "x", "type": "function"}, {"function": {"name": "f", "arguments": "not json"}}]
+    broken = [{"id": "x", "type": "custom"}, {"function": {"name": "f", "arguments": "not json"}}]
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": broken}]
     assert turns_of(chat(messages=messages))[1]["content"].count("<tool_call>") == 2
 
