@@ -25,14 +25,14 @@ INTERRUPTED = 128 + signal.SIGINT
 
 # The module whose `app` serves a word of the command line. A room with `None` puts its commands at the top level.
 ROOMS: dict[str, str | None] = {
-    "gateway.cli": None,
+    "gateway.commands.cli": None,
     "gateway.records.ledger_cli": None,
     "gateway.tenants.keys_cli": "keys",
     "adapters.cli": "engines",
     "adapters.models.models_cli": "models",
     "arena.cli": "arena",
 }
-TOP_LEVEL = dict.fromkeys(("serve", "chat", "doctor", "prefixes"), "gateway.cli") | dict.fromkeys(
+TOP_LEVEL = dict.fromkeys(("serve", "chat", "doctor", "prefixes"), "gateway.commands.cli") | dict.fromkeys(
     ("usage", "why"), "gateway.records.ledger_cli"
 )
 

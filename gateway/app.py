@@ -12,7 +12,6 @@ from pathlib import Path
 from aiohttp import web
 
 from adapters import registry
-from gateway import health
 from gateway.config import (
     Config,
     FindAdapter,
@@ -22,28 +21,29 @@ from gateway.config import (
     tracing_headers,
 )
 from gateway.dispatch import Dispatcher
-from gateway.evidence import ProvenGoodput
-from gateway.fleet import Fleet
 from gateway.handlers.admin import AdminHandlers
 from gateway.handlers.anthropic import AnthropicHandlers
 from gateway.handlers.models import ModelHandlers
 from gateway.handlers.openai import OpenAIHandlers
 from gateway.handlers.questions import QuestionHandlers
+from gateway.handlers.response_store import ResponseStore, store_of
 from gateway.handlers.responses import ResponsesHandlers
-from gateway.loader import Loader
-from gateway.middleware import Sink, enveloping, headers_of, log_access, recording
 from gateway.records.ledger import Ledger
 from gateway.records.ledger_files import FOLDER
 from gateway.records.metrics import Metrics
 from gateway.records.prefixes import PrefixWatch
 from gateway.records.spans import SpanExporter
 from gateway.records.trace_context import Sampling
-from gateway.response_store import ResponseStore, store_of
+from gateway.replicas import health
+from gateway.replicas.evidence import ProvenGoodput
+from gateway.replicas.fleet import Fleet
+from gateway.replicas.loader import Loader
 from gateway.tenants.auth import authenticating
 from gateway.tenants.keys import KeyRing, KeyStore
 from gateway.tenants.quotas import Quotas, Store
 from gateway.tenants.quotas_file import FileStore
 from gateway.tenants.salts import Salts
+from gateway.web.middleware import Sink, enveloping, headers_of, log_access, recording
 
 FLEET = web.AppKey("fleet", Fleet)
 LOADER = web.AppKey("loader", Loader)

@@ -26,7 +26,7 @@ from adapters.errors import GoodgateError
 from adapters.launching.launch import Launchable
 from adapters.option_errors import explain, nearest
 from adapters.wire.engine_client import URL
-from gateway.names import is_pattern
+from gateway.replicas.names import is_pattern
 from gateway.shaping import Rules, shape_of
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\s\x00-\x1f\x7f]+$")]

@@ -45,14 +45,14 @@ from adapters.types import CacheSalt, Chunk, GenerateRequest, Usage
 from adapters.wire import outgoing
 from gateway import admission
 from gateway.fan_out import fan_out
-from gateway.fleet import Fleet, Replica, ServedModel, State
-from gateway.loader import Loader, OnLate
 from gateway.records import logs
 from gateway.records.metrics import Metrics
 from gateway.records.prefixes import PrefixWatch
 from gateway.records.trace import CANCELLED, Attempt, Candidate, Trace, new_request_id
 from gateway.records.trace_context import new_span_id
-from gateway.routing import POLICIES, ReplicaView
+from gateway.replicas.fleet import Fleet, Replica, ServedModel, State
+from gateway.replicas.loader import Loader, OnLate
+from gateway.replicas.routing import POLICIES, ReplicaView
 from gateway.shaping import shaped
 from gateway.tenants import cost
 from gateway.tenants.accounts import Claim

@@ -35,7 +35,6 @@ from adapters.servers.side_answers import decode_detokenize, decode_embedding, d
 from adapters.types import ChatRequest, Chunk, CompletionRequest, Message, decode_as, decode_chat
 from adapters.wire.openai_wire import StreamReader, request_body
 from gateway.app import FLEET, create_app
-from gateway.body import check_depth
 from gateway.config import parse_config
 from gateway.handlers import openai as openai_routes
 from gateway.handlers.anthropic_answers import MessageEvents, MessageFold, MessageHead
@@ -43,7 +42,8 @@ from gateway.handlers.anthropic_requests import decode_count, decode_messages
 from gateway.handlers.openai_wire import AnswerHead, ChatEvents, ChatFold
 from gateway.handlers.responses_body import ResponseBody, chat_request, decode_body, input_items
 from gateway.handlers.responses_wire import Reply
-from gateway.server import listen, serving
+from gateway.web.body import check_depth
+from gateway.web.server import listen, serving
 from tests.contract import sglang_transcripts, tgi_transcripts, transcripts
 from tests.contract.twin import events
 from tests.gateway import bad_input as routes

@@ -23,7 +23,7 @@ from anthropic import beta_tool
 
 from adapters.config import goodgate_home
 from adapters.models.model_store import DEFAULT_MODEL, ModelStore
-from tests.gateway.test_commands import await_ready, running
+from tests.gateway.commands.test_commands import await_ready, running
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/agents.md"

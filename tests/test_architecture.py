@@ -145,7 +145,7 @@ def test_every_import_follows_the_arrows() -> None:
         Import("native_engine/blocks.py", 1, "torch", False),
         Import("adapters/native.py", 1, "native_engine.engine", False),
         Import("adapters/vllm.py", 1, "adapters.llama_cpp", False),
-        Import("gateway/fleet.py", 1, "adapters.vllm", True),
+        Import("gateway/replicas/fleet.py", 1, "adapters.vllm", True),
         Import("arena/bakeoff.py", 1, "locust", True),
         Import("arena/bakeoff.py", 1, "gateway.app", True),
         Import("adapters/launching/launch.py", 1, "gateway.config", True),

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from adapters.launching.launch import free_port
-from tests.gateway.test_commands import await_ready, running, write_config
+from tests.gateway.commands.test_commands import await_ready, running, write_config
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples/acme_engine"

@@ -14,13 +14,13 @@ import msgspec
 from aiohttp import web
 
 from gateway.dispatch import Dispatcher
-from gateway.envelope import JSON
-from gateway.fleet import Fleet, Replica, ServedModel
-from gateway.loader import Loader
 from gateway.records.metrics import CONTENT_TYPE, Metrics
 from gateway.records.prefixes import PrefixWatch
 from gateway.records.trace import TRACE
+from gateway.replicas.fleet import Fleet, Replica, ServedModel
+from gateway.replicas.loader import Loader
 from gateway.tenants.auth import admin, public
+from gateway.web.envelope import JSON
 
 
 class AdminHandlers:

@@ -3,7 +3,7 @@
 POST /v1/messages    POST /v1/messages/count_tokens
 
 `anthropic-version` and `anthropic-beta` are taken as they come; what a beta adds to the body is refused by
-name where it has no meaning here. Errors are in Anthropic's shape (gateway/envelope.py).
+name where it has no meaning here. Errors are in Anthropic's shape (gateway/web/envelope.py).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import msgspec
 from aiohttp import web
 
 from adapters.errors import GoodgateError, RequestError
-from gateway import envelope
-from gateway.body import read_json
 from gateway.config import ServerConfig
 from gateway.dispatch import Dispatcher, Question
-from gateway.fleet import Fleet
 from gateway.handlers.anthropic_answers import MESSAGE_STOP, PING, MessageEvents, MessageFold, MessageHead
 from gateway.handlers.anthropic_requests import MessagesBody, decode_count, decode_messages
 from gateway.handlers.streaming import tell_how_it_ends
 from gateway.records.trace import TRACE, Trace
-from gateway.stream import EventStream, Framing
+from gateway.replicas.fleet import Fleet
 from gateway.tenants.auth import keyed
+from gateway.web import envelope
+from gateway.web.body import read_json
+from gateway.web.stream import EventStream, Framing
 
 
 class AnthropicHandlers:

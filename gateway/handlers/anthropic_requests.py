@@ -21,7 +21,7 @@ from msgspec import UNSET, Meta, Struct
 
 from adapters.errors import InvalidRequest
 from adapters.types import ChatRequest, Count, Message, Positive, StopString, Text, TokenizeRequest, decode_as
-from gateway.envelope import ThreadsUnsupported
+from gateway.web.envelope import ThreadsUnsupported
 
 # What clients are told to have asked for, where an engine refuses the field that it became.
 _NAMES = {

@@ -15,10 +15,10 @@ import msgspec
 from aiohttp import web
 
 from adapters.errors import InvalidRequest
-from gateway import envelope
-from gateway.fleet import Fleet
 from gateway.records.trace import TRACE
+from gateway.replicas.fleet import Fleet
 from gateway.tenants.auth import keyed
+from gateway.web import envelope
 
 PAGE_SIZE = 20
 MAX_PAGE = 1000

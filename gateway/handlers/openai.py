@@ -25,8 +25,6 @@ from adapters.types import (
     decode_chat,
     one_or_several,
 )
-from gateway import envelope
-from gateway.body import read_json
 from gateway.config import ServerConfig
 from gateway.dispatch import Answer, Dispatcher
 from gateway.handlers.openai_wire import (
@@ -41,8 +39,10 @@ from gateway.handlers.openai_wire import (
 )
 from gateway.handlers.streaming import tell_how_it_ends
 from gateway.records.trace import TRACE, Trace
-from gateway.stream import EventStream
 from gateway.tenants.auth import keyed
+from gateway.web import envelope
+from gateway.web.body import read_json
+from gateway.web.stream import EventStream
 
 MAX_PROMPTS = 256
 

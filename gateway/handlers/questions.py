@@ -20,14 +20,14 @@ from adapters.servers.side_answers import (
     text_answer,
     tokens_answer,
 )
-from gateway.body import read_json
 from gateway.config import ServerConfig
 from gateway.dispatch import Dispatcher, Question
-from gateway.envelope import JSON
-from gateway.fleet import Fleet
 from gateway.records.trace import TRACE
+from gateway.replicas.fleet import Fleet
 from gateway.tenants import cost
 from gateway.tenants.auth import keyed
+from gateway.web.body import read_json
+from gateway.web.envelope import JSON
 
 
 class QuestionHandlers:

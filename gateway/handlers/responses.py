@@ -16,10 +16,9 @@ from aiohttp import web
 
 from adapters.errors import GoodgateError, InvalidRequest, RequestError
 from adapters.types import ChatRequest
-from gateway import envelope
-from gateway.body import read_json
 from gateway.config import ServerConfig
 from gateway.dispatch import Answer, Dispatcher
+from gateway.handlers.response_store import ResponseStore, Stored, StoreFailed
 from gateway.handlers.responses_body import (
     Item,
     ResponseBody,
@@ -34,9 +33,10 @@ from gateway.handlers.responses_wire import Reply, error_event
 from gateway.handlers.streaming import tell_how_it_ends
 from gateway.records import logs
 from gateway.records.trace import TRACE, Trace
-from gateway.response_store import ResponseStore, Stored, StoreFailed
-from gateway.stream import HEARTBEAT, EventStream, Framing
 from gateway.tenants.auth import keyed
+from gateway.web import envelope
+from gateway.web.body import read_json
+from gateway.web.stream import HEARTBEAT, EventStream, Framing
 
 MAX_PAGE = 100
 PAGE_SIZES = {str(size) for size in range(1, MAX_PAGE + 1)}

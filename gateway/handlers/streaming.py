@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from adapters.errors import GoodgateError
-from gateway import envelope
 from gateway.dispatch import Dispatcher
 from gateway.records import logs
 from gateway.records.trace import Trace
-from gateway.stream import EventStream
+from gateway.web import envelope
+from gateway.web.stream import EventStream
 
 _log = logs.logger("stream")
 

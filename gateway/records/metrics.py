@@ -22,9 +22,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from adapters.types import Usage
-from gateway.fleet import Fleet, Replica, State
 from gateway.records.metric_table import LABELS, MAX_SERIES, METRICS, OTHER, Label, Metric
 from gateway.records.trace import Attempt, Trace
+from gateway.replicas.fleet import Fleet, Replica, State
 
 ANONYMOUS = "anonymous"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -23,10 +23,10 @@ import msgspec
 from msgspec import Struct, field
 
 from adapters.types import ChatRequest, GenerateRequest
+from gateway.commands.table import table
 from gateway.records.fingerprints import MAX_CHARS, Finding, Fingerprint, fingerprint, lost_reuse
 from gateway.records.metrics import ANONYMOUS
 from gateway.records.trace import Trace
-from gateway.table import table
 
 MAX_PAIRS = 256  # of tenants and models; beyond them, the one that was used longest ago is forgotten
 RING = 8  # fingerprints of each; up to 4 KB

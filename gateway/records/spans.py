@@ -27,11 +27,11 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from adapters.errors import GoodgateError
-from gateway.fleet import Fleet, Replica
 from gateway.records import logs
 from gateway.records.metrics import Metrics
 from gateway.records.trace import CANCELLED, Attempt, Trace
 from gateway.records.trace_context import TraceContext
+from gateway.replicas.fleet import Fleet, Replica
 
 MAX_WAITING = 4096  # ended requests that wait to be exported; about 2 KB each
 MAX_BATCH = 256  # requests in one export

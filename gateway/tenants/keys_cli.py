@@ -15,7 +15,7 @@ import typer
 
 from adapters.config import goodgate_home
 from adapters.errors import GoodgateError
-from gateway.table import table
+from gateway.commands.table import table
 from gateway.tenants import budgets, quotas_file
 from gateway.tenants.accounts import Account
 from gateway.tenants.budgets import NO_BUDGET, Budget, Period

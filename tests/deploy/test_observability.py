@@ -46,7 +46,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 def exposed() -> dict[str, set[str]]:
     """The names that a gateway's metrics have in Prometheus, each with its labels. That a gateway has just these is
-    shown in tests/gateway/test_metrics.py."""
+    shown in tests/gateway/records/test_metrics.py."""
     found = {}
     for metric in METRICS:
         if metric.kind == "histogram":

@@ -28,8 +28,8 @@ from adapters import registry
 from gateway.app import DISPATCHER, FLEET, create_app
 from gateway.config import AdapterClass, parse_config
 from gateway.dispatch import Dispatcher
-from gateway.fleet import Fleet
-from gateway.server import listen, serving
+from gateway.replicas.fleet import Fleet
+from gateway.web.server import listen, serving
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from adapters.errors import InvalidRequest
-from gateway.body import MAX_DEPTH, check_depth
+from gateway.web.body import MAX_DEPTH, check_depth
 from tests.gateway.rig import HELLO, Start, fake_model, raw, until
 
 CHAT = "/v1/chat/completions"

@@ -219,7 +219,7 @@ async def test_an_engine_that_cannot_start_goes_on_saying_why(start: Start) -> N
 
 def test_importing_the_gateway_loads_no_heavy_library() -> None:
     script = (
-        "import sys, gateway.app, gateway.cli, gateway.server\n"
+        "import sys, gateway.app, gateway.commands.cli, gateway.web.server\n"
         "heavy = {'torch', 'gevent', 'locust', 'litellm', 'duckdb', 'transformers', 'native_engine', 'numpy'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )

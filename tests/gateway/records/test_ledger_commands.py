@@ -22,9 +22,9 @@ from gateway.records.ledger import Ledger
 from gateway.records.ledger_files import FOLDER
 from gateway.tenants.keys import KeyStore, NewKey
 from goodgate import build
+from tests.gateway.commands.test_commands import await_ready, running, write_config
 from tests.gateway.records.test_ledger_files import NOON, Clock, ended_trace
 from tests.gateway.rig import fake, free_port, model
-from tests.gateway.test_commands import await_ready, running, write_config
 
 PATIENCE_S = 20
 MESSAGES = [{"role": "user", "content": "Tell me three things about rivers."}]

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway import routing
 from gateway.records import why
 from gateway.records.ledger_reader import Usual
 from gateway.records.record import AttemptRecord, CandidateRecord, Detail, Record, phases_of, record_of
 from gateway.records.trace import Attempt
 from gateway.records.why import BAR_WIDTH, printable, seconds, story, timeline, verdict
+from gateway.replicas import routing
 from tests.gateway.records.test_ledger_files import ended_trace
 
 USUAL = Usual(812, prefill_s=0.3, tpot_s=0.03)

@@ -25,9 +25,9 @@ from gateway.tenants.keys import Key, KeyStore, NewKey
 from gateway.tenants.limits import Limits, RateLimited
 from gateway.tenants.quotas import Quotas, QuotasUnavailable
 from gateway.tenants.quotas_file import FileStore
+from tests.gateway.commands.test_commands import await_ready, goodgate, running, write_config
 from tests.gateway.rig import HELLO, Gateway, Reply, Start, fake_model, model, until
 from tests.gateway.test_cancellation import UpstreamOf
-from tests.gateway.test_commands import await_ready, goodgate, running, write_config
 
 CHAT = "/v1/chat/completions"
 

@@ -21,8 +21,8 @@ from gateway.config import parse_config
 from gateway.tenants.auth import check_exposure
 from gateway.tenants.keys import KeyRing, KeysError, KeyStore, NewKey, digest
 from gateway.tenants.limits import Limits
+from tests.gateway.commands.test_commands import await_ready, goodgate, running, write_config
 from tests.gateway.rig import HELLO, Start, fake_model, free_port, until
-from tests.gateway.test_commands import await_ready, goodgate, running, write_config
 
 NOTICED_WITHIN_S = 1.0
 

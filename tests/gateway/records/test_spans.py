@@ -18,9 +18,9 @@ from gateway.records import spans
 from gateway.records.spans import ExtraMissing, SpanExporter
 from gateway.records.trace import Trace
 from gateway.records.trace_context import TraceContext
+from tests.gateway.records.test_metrics import a_fleet, metrics_of, scrape, value
+from tests.gateway.records.test_trace_context import PARENT, SPAN_ID, TRACE_ID, whole
 from tests.gateway.rig import Reply, Script, Start, Upstream, fake, free_port, model, until
-from tests.gateway.test_metrics import a_fleet, metrics_of, scrape, value
-from tests.gateway.test_trace_context import PARENT, SPAN_ID, TRACE_ID, whole
 
 collector_pb2 = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 

@@ -25,11 +25,11 @@ from adapters.launching.launch import LaunchSpec
 from adapters.launching.restart import Policy
 from adapters.launching.supervise import descendants
 from adapters.models.model_store import Model
-from gateway.fleet import Replica, State
-from gateway.health import probe
+from gateway.replicas.fleet import Replica, State
+from gateway.replicas.health import probe
 from tests.gateway.rig import Gateway, Start, fake, model, until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PATIENCE_S = 30
 LATER = Policy(first_delay_s=600, last_delay_s=600)
 
@@ -67,7 +67,7 @@ def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def patience(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
-    monkeypatch.setattr("gateway.fleet.RESTARTS", policy)
+    monkeypatch.setattr("gateway.replicas.fleet.RESTARTS", policy)
 
 
 def launched(name: str = "launched", engine: str = "fake", **options: Any) -> dict[str, Any]:

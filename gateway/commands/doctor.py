@@ -18,7 +18,7 @@ from adapters.errors import GoodgateError
 from adapters.launching.launch import Launchable
 from adapters.models.model_store import DEFAULT_MODEL, ModelStore, is_store_name
 from gateway.config import Config, ReplicaConfig, load_config
-from gateway.server import CannotListen, listen
+from gateway.web.server import CannotListen, listen
 
 OLDEST_PYTHON = (3, 11)
 COMPILERS = ("cc", "gcc", "clang")

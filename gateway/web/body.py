@@ -14,8 +14,8 @@ from aiohttp import web
 
 from adapters.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 from gateway.config import ServerConfig
-from gateway.envelope import JSON, BrokenBody, UnsupportedMediaType
 from gateway.records.trace import TRACE
+from gateway.web.envelope import JSON, BrokenBody, UnsupportedMediaType
 
 # What undoes each encoding: zlib's number for a head of gzip's, and of its own.
 ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}

@@ -1,7 +1,7 @@
 """What the gateway costs: the same requests to the fake engine directly and through the gateway, each in a process of
 its own.
 
-    python -m gateway.bench [--seconds 4] [--connections 1,16]
+    python -m gateway.commands.bench [--seconds 4] [--connections 1,16]
 
 Closed loop over kept connections, with a client written by hand on raw sockets, so that its own cost is small and the
 same on both sides. The engine is the fake at zero delay over HTTP, so what remains is software. "In process" has the

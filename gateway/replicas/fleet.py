@@ -38,9 +38,9 @@ from adapters.launching.restart import Policy
 from adapters.models.model_store import ModelMissing
 from adapters.wire.engine_client import launched_options
 from gateway.config import Config, FindAdapter, GroupConfig, ModelConfig, ReplicaConfig, adapter_options
-from gateway.engine_time import EngineTime
-from gateway.names import MAX_LENGTH, Match, Names
 from gateway.records import logs
+from gateway.replicas.engine_time import EngineTime
+from gateway.replicas.names import MAX_LENGTH, Match, Names
 from gateway.shaping import Shape, shape_of
 from gateway.tenants.keys import Key
 

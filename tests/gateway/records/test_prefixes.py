@@ -25,7 +25,7 @@ from gateway.records.trace import Trace
 from gateway.tenants.keys import KeyStore, NewKey
 from tests.gateway.rig import Gateway, Start, fake_model, model, until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SALT = "salt"
 WORDS = (ROOT / "docs" / "api.md").read_text().split()
 

@@ -14,15 +14,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from adapters.base import Load
 from adapters.fake import Adapter as FakeAdapter
 from gateway.config import parse_config
-from gateway.fleet import Fleet
-from gateway.health import probe
 from gateway.records.metric_table import LABELS, MAX_SERIES, METRICS, OTHER, Label
 from gateway.records.metrics import Bounded, Metrics
 from gateway.records.trace import Trace
+from gateway.replicas.fleet import Fleet
+from gateway.replicas.health import probe
 from gateway.tenants.keys import KeyStore, NewKey
 from scripts.metrics_page import PAGE, written
+from tests.gateway.replicas.test_evidence import NATIVE, document, write
 from tests.gateway.rig import Gateway, Reply, Script, Start, Upstream, fake, fake_model, model, until
-from tests.gateway.test_evidence import NATIVE, document, write
 
 
 class TellingEngine(FakeAdapter):

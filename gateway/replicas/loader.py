@@ -23,11 +23,11 @@ from typing import Any, Literal, TypeAlias
 
 from adapters.errors import EngineUnavailable, GoodgateError, InvalidRequest, Overloaded, RequestError
 from gateway.config import Config
-from gateway.fleet import Fleet, ServedModel
 from gateway.records import logs
 from gateway.records.metrics import Metrics
 from gateway.records.trace import Trace
-from gateway.residency import Decision, Phase, Resident, Rules, decide
+from gateway.replicas.fleet import Fleet, ServedModel
+from gateway.replicas.residency import Decision, Phase, Resident, Rules, decide
 
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 60.0

@@ -15,8 +15,8 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from adapters.errors import GoodgateError, InvalidRequest
-from gateway import envelope
 from gateway.records.trace import new_request_id
+from gateway.web import envelope
 
 KEEPALIVE_TIMEOUT_S = 75.0
 BLIND_FOR_S = 1.0  # how long requests may wait behind an unfinished one while nothing more is read
@@ -31,7 +31,7 @@ class Connection(RequestHandler):
             server,
             keepalive_timeout=KEEPALIVE_TIMEOUT_S,
             lingering_time=LINGERING_TIME_S,
-            auto_decompress=False,  # gateway/body.py does it, beside the event loop
+            auto_decompress=False,  # gateway/web/body.py does it, beside the event loop
             access_log=None,  # type: ignore[arg-type]  # the documented way to switch it off
             **options,
         )

@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 
 from adapters.errors import EngineUnavailable
-from gateway.chat import stream_answer
+from gateway.commands.chat import stream_answer
 from tests.gateway.rig import fake_model, free_port
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PATIENCE_S = 20
 
 
@@ -231,7 +231,7 @@ def test_chat_with_something_that_is_no_gateway_is_one_sentence(tmp_path: Path, 
 
 
 def test_chat_does_not_wait_for_whoever_does_not_even_list_his_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.chat.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("gateway.commands.chat.CONNECT_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(EngineUnavailable, match="is silent; is that the gateway's address"):

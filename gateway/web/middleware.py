@@ -12,12 +12,12 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from adapters.errors import GoodgateError, InvalidRequest
-from gateway import envelope
 from gateway.dispatch import Dispatcher
-from gateway.protocol import Connection
 from gateway.records import logs
 from gateway.records.trace import TRACE, Trace, new_request_id
 from gateway.records.trace_context import Sampling, begin, new_span_id
+from gateway.web import envelope
+from gateway.web.protocol import Connection
 
 CLIENT_LEFT = 499  # never sent: there is nobody to read it. Known from other gateways' logs
 UNMATCHED = "unmatched"

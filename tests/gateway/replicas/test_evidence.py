@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from arena.evidence import digest
-from gateway import evidence
 from gateway.config import ReplicaConfig
-from gateway.evidence import Entry, EvidenceError, entry_of, parse_evidence
-from gateway.fleet import Replica
+from gateway.replicas import evidence
+from gateway.replicas.evidence import Entry, EvidenceError, entry_of, parse_evidence
+from gateway.replicas.fleet import Replica
 from tests.gateway.rig import Gateway, Start, fake, model
 
 NATIVE = {

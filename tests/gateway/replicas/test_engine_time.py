@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.engine_time import EngineTime
+from gateway.replicas.engine_time import EngineTime
 
 
 def test_generations_share_the_seconds_that_they_are_open_together() -> None:

@@ -11,8 +11,8 @@ import asyncio
 
 from adapters.base import Health
 from gateway.config import HealthConfig
-from gateway.fleet import Fleet, Replica, State
 from gateway.records import logs
+from gateway.replicas.fleet import Fleet, Replica, State
 
 _log = logs.logger("health")
 

@@ -18,7 +18,7 @@ from aiohttp import web
 from adapters.errors import GoodgateError
 from gateway.app import DISPATCHER, FLEET
 from gateway.config import ServerConfig
-from gateway.protocol import Connection
+from gateway.web.protocol import Connection
 
 BACKLOG = 2048
 # Responses already computed leave within this after draining; whatever generates has been drained or cancelled before.

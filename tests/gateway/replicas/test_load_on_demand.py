@@ -23,7 +23,7 @@ from adapters.launching.restart import Policy
 from adapters.launching.supervise import descendants
 from adapters.models.model_store import Model, ModelStore
 from gateway.app import LOADER
-from gateway.fleet import ServedModel, State
+from gateway.replicas.fleet import ServedModel, State
 from tests.gateway.rig import HELLO, Gateway, Start, fake, model, until
 
 PATIENCE_S = 30
@@ -75,7 +75,7 @@ ENGINES = {"slow": Slow, "stuck": Stuck, "frail": Frail}
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.fleet.RESTARTS", Policy(first_delay_s=0.05, last_delay_s=0.05, max_quick=2))
+    monkeypatch.setattr("gateway.replicas.fleet.RESTARTS", Policy(first_delay_s=0.05, last_delay_s=0.05, max_quick=2))
 
 
 def on_demand(name: str = "m", engine: str = "fake", fields: dict[str, Any] | None = None, **dials: Any) -> Any:

@@ -21,8 +21,8 @@ from aiohttp import web
 from msgspec import Struct
 
 from adapters.errors import GoodgateError
-from gateway import envelope
 from gateway.config import ServerConfig
+from gateway.web import envelope
 
 DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": keep-alive\n\n"

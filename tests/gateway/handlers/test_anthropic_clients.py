@@ -277,7 +277,7 @@ async def test_the_choice_of_tools_reaches_the_engine_and_a_named_call_ends_as_t
 
 PLACES = [
     Path(os.environ.get("GOODGATE_RECORDINGS", "shared/data")),
-    *(parent / "shared/data" for parent in Path(__file__).resolve().parents[2:4]),
+    *(parent / "shared/data" for parent in Path(__file__).resolve().parents[3:5]),
 ]
 FOLDER = next((place for place in PLACES if (place / "sse/anthropic-sdk-python").is_dir()), None)
 RECORDED = ["tool_use_response", "fallback_credit_response", "stream-a-refusal"]  # of blocks that engines have, too

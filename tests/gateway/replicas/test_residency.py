@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.residency import Decision, Phase, Resident, Rules, decide
+from gateway.replicas.residency import Decision, Phase, Resident, Rules, decide
 
 NAMES = "abcde"
 

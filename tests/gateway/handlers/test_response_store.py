@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from gateway.config import ConfigError, ResponsesConfig, parse_config
-from gateway.response_store import FILE, ResponseStore, Stored, store_of
-from gateway.workers import share_of
+from gateway.handlers.response_store import FILE, ResponseStore, Stored, store_of
+from gateway.web.workers import share_of
 from tests.gateway.rig import fake_model
 
 KEEPS = ("memory", "file")

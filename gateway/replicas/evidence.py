@@ -20,9 +20,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.fleet import Fleet, Replica
 from gateway.records import logs
 from gateway.records.metrics import Values
+from gateway.replicas.fleet import Fleet, Replica
 
 FORMAT = "goodgate-evidence/1"
 MAX_BYTES = 4 << 20

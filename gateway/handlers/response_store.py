@@ -7,7 +7,7 @@
     await store.delete("resp_1"), await store.close()
 
 It is SQLite either way, in memory or in a file, so both keep the same promises. The file is one for all workers of a
-gateway; memory is one worker's own, which is why several workers keep nothing in it (`gateway/workers.py`). Beyond
+gateway; memory is one worker's own, which is why several workers keep nothing in it (`gateway/web/workers.py`). Beyond
 `max_responses` or `max_mib` the one that was used longest ago goes first. Each response holds the whole conversation
 that led to it, so that none depends on another one that is gone. All work is done in one thread of the store's own.
 """

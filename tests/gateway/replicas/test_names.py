@@ -12,7 +12,7 @@ import anthropic
 import pytest
 
 from gateway.config import ConfigError, parse_config
-from gateway.names import Names
+from gateway.replicas.names import Names
 from gateway.tenants.keys import KeyStore, NewKey
 from tests.gateway.rig import HELLO, Gateway, Reply, Script, Start, Upstream, fake, fake_model, model
 

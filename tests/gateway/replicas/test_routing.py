@@ -7,8 +7,10 @@ import doctest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import admission, body, names, routing
-from gateway.routing import POLICIES, ReplicaView, in_order, least_load, round_robin
+from gateway import admission
+from gateway.replicas import names, routing
+from gateway.replicas.routing import POLICIES, ReplicaView, in_order, least_load, round_robin
+from gateway.web import body
 
 views = st.lists(st.integers(0, 50), max_size=8).map(
     lambda loads: [ReplicaView(f"r{n}", in_flight=load) for n, load in enumerate(loads)]

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.gateway.handlers.test_responses import UpstreamOf, delta, sent
 from tests.gateway.openai_responses import FOLDER, check, check_event
 from tests.gateway.rig import Reply, Script, Start, model
-from tests.gateway.test_responses import UpstreamOf, delta, sent
 
 RECORDED = None if FOLDER is None else FOLDER / "sse/simonw-llm"
 # A server's own affair, or fields that the description does not ask for.

@@ -29,7 +29,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 def default_config() -> Path:
     """The working folder's configuration, or the one that lies beside Goodgate's code or was installed with it."""
-    folders = [Path(), Path(__file__).parents[1], Path(sys.prefix) / "share" / "goodgate"]
+    folders = [Path(), Path(__file__).parents[2], Path(sys.prefix) / "share" / "goodgate"]
     return next((path for folder in folders if (path := folder / DEFAULT_CONFIG).exists()), Path(DEFAULT_CONFIG))
 
 
@@ -82,7 +82,7 @@ def chat(
     ] = None,
 ) -> None:
     """Ask a running gateway and print the answer as it comes. Its API key, if it wants one, is in GOODGATE_API_KEY."""
-    from gateway.chat import stream_answer
+    from gateway.commands.chat import stream_answer
 
     key = os.environ.get("GOODGATE_API_KEY", "")
     answer = stream_answer(url, prompt, model=model, max_tokens=max_tokens, temperature=temperature, key=key)
@@ -100,7 +100,7 @@ def doctor(
     config_path: ConfigPath,
 ) -> None:
     """Check what serving needs on this machine, and say what to do where it is missing."""
-    from gateway.doctor import examine
+    from gateway.commands.doctor import examine
 
     is_healthy = True
     for finding in examine(config_path, goodgate_home()):
@@ -121,7 +121,7 @@ def prefixes(
 
     Where the gateway wants keys, GOODGATE_API_KEY is an admin's.
     """
-    from gateway.chat import fetch
+    from gateway.commands.chat import fetch
     from gateway.records.prefixes import Report, lines
 
     try:
@@ -144,7 +144,7 @@ def serve_process(config: Config, home: Path, share_port: bool) -> None:
 
     from gateway.app import create_app
     from gateway.records import logs
-    from gateway.server import listen, serve_until_signal
+    from gateway.web.server import listen, serve_until_signal
 
     logs.configure(config.logs)
     sock = listen(config.server.host, config.server.port, share=share_port)
@@ -169,7 +169,7 @@ def serve_process(config: Config, home: Path, share_port: bool) -> None:
 
 def serve_as_worker(config: Config, home: Path) -> None:
     """The entry of one of several processes that share the port."""
-    from gateway.workers import stop_with_parent
+    from gateway.web.workers import stop_with_parent
 
     stop_with_parent()
     try:
@@ -185,8 +185,8 @@ def _serve(config: Config, num_workers: int) -> None:
     if num_workers == 1:
         serve_process(config, home, share_port=False)
         return
-    from gateway import workers
-    from gateway.server import listen
+    from gateway.web import workers
+    from gateway.web.server import listen
 
     workers.check_shareable(config, registry.adapter_class)
     if config.server.port == 0:
