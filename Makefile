@@ -32,7 +32,7 @@ live: $(VENV)/.installed-dev  ## probe every engine installed here, through its 
 	@GOODGATE_LIVE=all GOODGATE_LIVE_REPORTS=runs/live $(BIN)/python -m pytest -q -s tests/live $(PYTEST_ARGS)
 	@$(BIN)/python scripts/engine_matrix.py --live runs/live
 
-matrix: $(VENV)/.installed-dev  ## write docs/engine-matrix.md and docs/metrics.md from what the code declares
+matrix: $(VENV)/.installed-dev  ## write the tables of docs/engine-matrix.md, docs/api.md and docs/metrics.md from what the code declares
 	@$(BIN)/python scripts/engine_matrix.py
 	@$(BIN)/python scripts/metrics_page.py
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Race engines on goodput: the highest rate of requests at which the latency targets hold.",
+    epilog="Example: goodgate arena run chat --quick",
     no_args_is_help=True,
 )
 

@@ -1,4 +1,5 @@
-"""`make matrix`: write the generated tables of docs/engine-matrix.md. With `--live DIR`, also what live engines showed.
+"""`make matrix`: write the generated tables of docs/engine-matrix.md and docs/api.md. With `--live DIR`, also what live
+engines showed.
 
 python scripts/engine_matrix.py                       # what the adapters declare
 python scripts/engine_matrix.py --live runs/live      # and the reports that `make live` has left there
@@ -16,10 +17,11 @@ sys.path.insert(0, str(ROOT))
 import msgspec  # noqa: E402
 
 from adapters.probing.faces import times_markdown, verdicts_markdown  # noqa: E402
-from adapters.probing.matrix import all_columns, as_markdown  # noqa: E402
+from adapters.probing.matrix import all_columns, as_fields, as_markdown  # noqa: E402
 from adapters.probing.probe import Report  # noqa: E402
 
 PAGE = ROOT / "docs" / "engine-matrix.md"
+API_PAGE = ROOT / "docs" / "api.md"
 
 
 def written(page: str, name: str, content: str) -> str:
@@ -28,7 +30,7 @@ def written(page: str, name: str, content: str) -> str:
     head, found, rest = page.partition(begin)
     _, also_found, tail = rest.partition(end)
     if not (found and also_found):
-        raise SystemExit(f"{PAGE} lacks the marks {begin} and {end}.")
+        raise SystemExit(f"The page lacks the marks {begin} and {end}.")
     return f"{head}{begin}\n{content}\n{end}{tail}"
 
 
@@ -36,7 +38,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--live", type=Path, help="the folder of the reports")
     arguments = parser.parse_args()
-    page = written(PAGE.read_text(), "matrix", as_markdown(all_columns()))
+    columns = all_columns()
+    API_PAGE.write_text(written(API_PAGE.read_text(), "fields", as_fields(columns)))
+    page = written(PAGE.read_text(), "matrix", as_markdown(columns))
     if arguments.live is not None:
         files = sorted(arguments.live.glob("*.json"))
         if not files:
@@ -45,7 +49,7 @@ def main() -> None:
         page = written(page, "times", times_markdown(reports))
         page = written(page, "live", verdicts_markdown(reports))
     PAGE.write_text(page)
-    print(f"{PAGE.relative_to(ROOT)} is up to date")
+    print(f"{PAGE.relative_to(ROOT)} and {API_PAGE.relative_to(ROOT)} are up to date")
 
 
 if __name__ == "__main__":

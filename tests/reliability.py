@@ -69,7 +69,7 @@ FAULTS = {
     "G12": Fault(
         "Hundreds of streams are slower through the gateway than without it",
         "Chunks were gathered by a timer, or work was done once for each (litellm#21046, gpustack#1842, ray#59681).",
-        open="it is a measurement of throughput: `goodgate bench` makes it, and the suite cannot on a shared machine",
+        open="a measurement of throughput, which `python -m gateway.commands.bench` makes and the suite cannot",
     ),
     "G13": Fault(
         "A thousand connections end the gateway",

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+import yaml
+from typer.core import TyperGroup
+
+import goodgate
+from adapters.registry import AdapterClass, adapter_class
+from gateway.config import parse_config
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
 PATH = re.compile(r"`((?:gateway|adapters|native_engine|arena|configs|tests|docs|scripts)/[\w./-]*)`")
+COMMAND = re.compile(r"(?:`|^|\$ |= ?)goodgate ([a-z][^`\n]*)", re.MULTILINE)
 MAKE = re.compile(r"\bmake ([a-z]+)")
 
 
@@ -39,6 +50,56 @@ def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert not missing, f"{page.name} links to {', '.join(missing)}"
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "tests/reliability.py"], ids=lambda page: page.name
+)
+def test_every_command_that_a_page_names_exists_with_its_options(page: Path) -> None:
+    root = typer.main.get_command(goodgate.build([]))
+    for line in COMMAND.findall(page.read_text()):
+        command, path = root, "goodgate"
+        for word in line.partition("#")[0].split():
+            if word.startswith("--"):
+                known = {option for parameter in command.params for option in parameter.opts} | {"--help", "--version"}
+                assert word.partition("=")[0] in known, f"{page.name} names {path} {word}"
+            elif isinstance(command, TyperGroup):
+                for name in reversed(word.split("|")):
+                    assert name in command.commands, f"{page.name} names {path} {name}"
+                command, path = command.commands[name], f"{path} {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_configuration_on_a_page_is_valid(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples/acme_engine")
+    for secret in re.findall(r"_env: (\w+)", page.read_text()):
+        monkeypatch.setenv(secret, "name=value")
+    for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        shown = yaml.safe_load(block)
+        if "workload" not in shown:  # a scenario of the arena
+            models = {"models": [{"name": "small", "replicas": [{"engine": "fake"}]}]}
+            parse_config({**models, **shown}, find_adapter=adapter_of)
+
+
+def adapter_of(engine: str) -> AdapterClass:
+    """The guide for new engines has one that is not installed."""
+    if engine != "acme":
+        return adapter_class(engine)
+    found: AdapterClass = importlib.import_module("acme_goodgate").Adapter
+    return found
+
+
+def test_every_command_has_an_example_and_says_what_it_does() -> None:
+    missing = [path for path, command in commands() if "Example: " not in f"{command.help}{command.epilog}"]
+    assert not missing, f"an example lacks in the help of {', '.join(missing)}"
+
+
+def commands(path: str = "goodgate", command: Any = None) -> Iterator[tuple[str, Any]]:
+    """Every command and group of commands, with the words that lead to it."""
+    command = command or typer.main.get_command(goodgate.build([]))
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(f"{path} {name}", inner)
 
 
 def test_every_package_that_is_declared_has_an_exact_version() -> None:

@@ -243,6 +243,19 @@ def as_markdown(columns: Sequence[Column]) -> str:
     return "\n".join([*lines, "", *legend(columns)])
 
 
+def as_fields(columns: Sequence[Column]) -> str:
+    """The same by request field: which engines honour it, which with an option, and which refuse it."""
+    lines = [_markdown_row("field", "honoured by", "with an option by", "refused by"), "|---" * 4 + "|"]
+    parameters = [row for group, rows in groups() if group in PARAMETERS for row in rows]
+    for row in parameters:
+        found = {mark: [column.name for column in columns if offer(row, column) is mark] for mark in Offer}
+        longest = max(found, key=lambda mark: len(found[mark]))
+        rest = "all" if len(found[longest]) == len(columns) else "all others"
+        cells = [rest if mark is longest else ", ".join(names) or "-" for mark, names in found.items()]
+        lines.append(_markdown_row(f"`{row.name}`", *cells))
+    return "\n".join(lines)
+
+
 def _markdown_row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 

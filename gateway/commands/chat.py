@@ -16,6 +16,7 @@ from adapters.wire.sse import EventSplitter
 CONNECT_TIMEOUT_S = 5.0  # and for the list of models, which no engine is asked for
 DEFAULT_TEMPERATURE = 0.2  # small models ramble above 0.3
 NO_GATEWAY = "What answers there is no Goodgate; name the gateway's address with --url."
+NO_MODEL = "This key may use none of the models here; `goodgate keys list` shows what its patterns are."
 SILENCE_TIMEOUT_S = 150.0  # longer than the gateway's own deadline for a first token
 
 
@@ -91,10 +92,12 @@ def _first_model(connection: http.client.HTTPConnection, headers: Mapping[str, s
     connection.request("GET", "/v1/models", headers=headers)
     body = _read(connection.getresponse())
     try:
-        name: str = json.loads(body)["data"][0]["id"]
+        names = [str(model["id"]) for model in json.loads(body)["data"]]
     except (ValueError, LookupError, TypeError):
         raise GatewayRefused(NO_GATEWAY) from None
-    return name
+    if not names:
+        raise GatewayRefused(NO_MODEL)
+    return names[0]
 
 
 def _ask(

@@ -81,7 +81,9 @@ def chat(
         typer.Option(help="0 is greedy; by default 0.2, because small models ramble above 0.3.", min=0, max=2),
     ] = None,
 ) -> None:
-    """Ask a running gateway and print the answer as it comes. Its API key, if it wants one, is in GOODGATE_API_KEY."""
+    """Ask a running gateway and print the answer as it comes.
+
+    Its API key, if it wants one, is in GOODGATE_API_KEY."""
     from gateway.commands.chat import stream_answer
 
     key = os.environ.get("GOODGATE_API_KEY", "")

@@ -72,7 +72,9 @@ def create(
     expires: Annotated[
         str | None, typer.Option(help="Valid for so long: 90s, 15m, 12h, 30d. Default: for ever.", metavar="TIME")
     ] = None,
-    is_admin: Annotated[bool, typer.Option("--admin", help="It may also read /metrics and /admin/status.")] = False,
+    is_admin: Annotated[
+        bool, typer.Option("--admin", help="It may also read /metrics and /admin/..., and load and unload models.")
+    ] = False,
 ) -> None:
     """Make a key and print it, once: only its hash is kept. The first one shuts the gateway to callers without."""
     limits = Limits(requests_per_min=requests_per_min, tokens_per_min=tokens_per_min, concurrent=concurrent)
@@ -96,8 +98,9 @@ def create(
 def show(
     with_revoked: Annotated[bool, typer.Option("--all", help="Revoked keys too.")] = False,
 ) -> None:
-    """Show the keys, without anything that could be used as one, and what tenants share. Of budgets it shows what is
-    spent too, where this machine keeps that."""
+    """Show the keys, without anything that could be used as one, and what tenants share.
+
+    Of budgets it shows what is spent too, where this machine keeps that."""
     now = time.time()
     try:
         keys = [key for key in _store().all() if with_revoked or key.revoked is None]
@@ -127,8 +130,9 @@ def limit(
     budget_gpu_seconds: GpuSeconds = None,
     budget_per: Per = PeriodName.MONTH,
 ) -> None:
-    """Say anew what a key may use. It replaces what was said before; without options nothing is bounded. What the key
-    has used goes on counting."""
+    """Say anew what a key may use.
+
+    It replaces what was said before; without options nothing is bounded. What the key has used goes on counting."""
     limits = Limits(requests_per_min=requests_per_min, tokens_per_min=tokens_per_min, concurrent=concurrent)
     try:
         _store().limit(name, limits, _budget(budget_tokens, budget_gpu_seconds, budget_per))
@@ -147,8 +151,9 @@ def tenant(
     budget_gpu_seconds: GpuSeconds = None,
     budget_per: Per = PeriodName.MONTH,
 ) -> None:
-    """Say what all keys of a tenant may use together, each within its own limits. It replaces what was said before;
-    without options nothing is bounded."""
+    """Say what all keys of a tenant may use together, each within its own limits.
+
+    It replaces what was said before; without options nothing is bounded."""
     limits = Limits(requests_per_min=requests_per_min, tokens_per_min=tokens_per_min, concurrent=concurrent)
     try:
         _store().bound(name, limits, _budget(budget_tokens, budget_gpu_seconds, budget_per))

@@ -23,6 +23,7 @@ import pytest
 
 from adapters.errors import EngineUnavailable
 from gateway.commands.chat import stream_answer
+from gateway.tenants.keys import KeyStore, NewKey
 from tests.gateway.rig import fake_model, free_port
 
 ROOT = Path(__file__).parents[3]
@@ -228,6 +229,15 @@ def test_chat_with_something_that_is_no_gateway_is_one_sentence(tmp_path: Path, 
         server.shutdown()
     assert (result.returncode, result.stderr.count("\n")) == (1, 1), result.stderr
     assert sentence in result.stderr
+
+
+def test_chat_with_a_key_that_fits_no_model_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = KeyStore(tmp_path).create(NewKey(name="a", models=("other*",)))
+    with running(write_config(tmp_path, fake_model()), home=tmp_path) as (_, url):
+        monkeypatch.setenv("GOODGATE_API_KEY", secret)
+        result = goodgate("chat", "--url", url, "Hello", home=tmp_path)
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1), result.stderr
+    assert "This key may use none of the models here" in result.stderr
 
 
 def test_chat_does_not_wait_for_whoever_does_not_even_list_his_models(monkeypatch: pytest.MonkeyPatch) -> None:
