@@ -24,7 +24,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -65,6 +65,7 @@ class LaunchSpec(Struct, frozen=True, kw_only=True):
     stop_grace_s: float = 10.0
     log_limit_bytes: int = LOG_LIMIT_BYTES  # a log that outgrows it is cut, down to its end
     prepare: Callable[[], object] | None = None  # work before the start: run in a thread, may take seconds
+    temporary: Collection[Path] = ()  # what that has written for one life of the engine: gone when it is
 
 
 class Installation(Struct, frozen=True):
@@ -241,10 +242,14 @@ class EngineProcess:
             return
         assert process.stdin is not None
         process.stdin.close()  # the supervisor takes it from here, even if this task is cancelled now
-        await asyncio.wait({gone}, timeout=self.spec.stop_grace_s + _SUPERVISOR_SLACK_S)
-        if process.returncode is None:  # the supervisor hangs
-            _kill_group(process.pid)
-            await asyncio.wait({gone})
+        try:
+            await asyncio.wait({gone}, timeout=self.spec.stop_grace_s + _SUPERVISOR_SLACK_S)
+            if process.returncode is None:  # the supervisor hangs
+                _kill_group(process.pid)
+                await asyncio.wait({gone})
+        finally:
+            for path in self.spec.temporary:
+                path.unlink(missing_ok=True)
 
     def failure(self) -> EngineCrashed:
         """What to tell a person about an engine that has ended by itself."""

@@ -22,6 +22,8 @@ from adapters.fake import Adapter
 from adapters.launching import ports
 from adapters.launching.engine_log import KEPT, open_log, telling_lines
 from adapters.launching.launch import EngineProcess, LaunchSpec, describe_exit, exit_hint, free_port, launch
+from adapters.launching.recipes import native
+from adapters.models.model_store import Model
 from tests.adapters.engine_twin import Twin, parent_of, until
 
 
@@ -107,6 +109,24 @@ async def test_a_stopped_engine_can_be_started_again(twin: Twin) -> None:
         await process.start()
         assert process.is_running
         await process.stop()
+
+
+async def test_what_was_written_for_one_life_of_an_engine_goes_with_it(twin: Twin, tmp_path: Path) -> None:
+    config = tmp_path / "made.yaml"
+    made = msgspec.structs.replace(twin.spec(), prepare=lambda: config.write_text("{}"), temporary=(config,))
+    process = EngineProcess(made, twin.log)
+    for _ in range(2):
+        async with process:
+            assert config.exists()
+        assert not config.exists()
+
+
+def test_our_own_engine_leaves_no_configuration_behind(tmp_path: Path) -> None:
+    model = Model(name="m", path=tmp_path / "m", format="gguf")
+    spec = native.launch_spec(home=tmp_path, model=model, port=1, options={})
+    assert spec.prepare is not None
+    spec.prepare()
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == set(spec.temporary)
 
 
 async def test_a_crash_while_serving_ends_wait_names_the_signal_and_takes_the_workers_along(twin: Twin) -> None:

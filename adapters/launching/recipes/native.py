@@ -41,6 +41,7 @@ def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, An
         port=port,
         ready_path="/ready",
         prepare=partial(write_config, config, gateway_config(model.name, port, options)),
+        temporary=(config,),
     )
 
 
