@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from native_engine.errors import EngineError as NativeError
     from native_engine.sampling_params import Grammar, SamplingParams
 
-LONG_PROMPT_CHARS = 20_000  # about 5 ms of tokenising: longer ones go to a thread, so that other streams go on
+LONG_PROMPT_CHARS = 20_000  # about 5 ms of rendering or tokenising: longer ones go to a thread; other streams go on
 
 AtLeastOne = Annotated[int, Meta(ge=1)]
 
@@ -190,7 +191,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         self.check_tokenize(request)
         engine = self._running()
         generation = request.as_generation()
-        pieces = self._pieces(generation, engine)
+        pieces = await self._pieces(generation, engine)
         ids = await self._encode(engine, generation, pieces, add_special_tokens=request.add_special_tokens)
         return Tokens(ids, engine.max_model_len)
 
@@ -200,7 +201,8 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             raise InvalidRequest(
                 f"The model has no token {max(ids)}; its last is {engine.vocab_size - 1}.", param="tokens"
             )
-        return engine.decode(ids, with_special_tokens=True)
+        decode = partial(engine.decode, ids, with_special_tokens=True)
+        return await asyncio.to_thread(decode) if len(ids) > LONG_PROMPT_CHARS else decode()
 
     def _running(self) -> AsyncEngine:
         if self._engine is None:
@@ -213,7 +215,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         self.check_parameters(request)
         offer = offered(request, self.engine)
         account = _Account(request.num_choices)
-        pieces = self._pieces(request, self._running())
+        pieces = await self._pieces(request, self._running())
         grammar = self._grammar_of(request, offer)
         chunks = self._chunks(request, pieces, grammar, request_id, account)
         must_call = offer is not None and offer.must_call
@@ -266,10 +268,12 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             raise StreamInterrupted("The native engine ended a request without a finish reason.")
         yield Chunk(usage=account.usage())
 
-    def _pieces(self, request: GenerateRequest, engine: AsyncEngine) -> list[str]:
+    async def _pieces(self, request: GenerateRequest, engine: AsyncEngine) -> list[str]:
         """The prompt as text, in pieces to encode one by one; none where it is token ids already."""
         if isinstance(request, ChatRequest):
-            return self._render(request, engine.special_tokens)
+            is_long = len(msgspec.json.encode((request.messages, request.tools or ()))) > LONG_PROMPT_CHARS
+            render = partial(self._render, request, engine.special_tokens)
+            return await asyncio.to_thread(render) if is_long else render()
         return [request.prompt] if isinstance(request.prompt, str) else []
 
     async def _encode(

@@ -34,11 +34,12 @@ _Item: TypeAlias = Chunk | Usage | Exception | None  # a piece, a part's usage, 
 @asynccontextmanager
 async def fan_out(opens: Sequence[Open], num_choices: int) -> AsyncIterator[AsyncGenerator[Chunk, None]]:
     queue: asyncio.Queue[_Item] = asyncio.Queue(QUEUE_SIZE)
-    tasks = [
-        asyncio.create_task(_pump(open_part, number * num_choices, queue)) for number, open_part in enumerate(opens)
-    ]
-    chunks = _merged(queue, len(tasks))
+    tasks: list[asyncio.Task[None]] = []
+    chunks = _merged(queue, len(opens))
     try:
+        for number, open_part in enumerate(opens):
+            tasks.append(asyncio.create_task(_pump(open_part, number * num_choices, queue)))
+            await asyncio.sleep(0)  # to begin costs time, of tokenising: others have their turn after each
         yield chunks
     finally:
         for task in tasks:

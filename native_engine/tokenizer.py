@@ -22,6 +22,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from native_engine.gguf import BadModelFile, GGUFFile
 from native_engine.weights import UnsupportedModel, read_json
 
+# Encoding one text keeps all other threads of Python waiting; a batch of one does not, but takes a thread of its own.
+LONG_TEXT_CHARS = 20_000
 _CONTROL, _USER_DEFINED = 3, 4  # GGUF's token types that are matched in the text before BPE runs
 
 
@@ -48,7 +50,11 @@ class TextTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of `text`. `add_special_tokens` puts BOS in front where the model was trained with it."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        if len(text) > LONG_TEXT_CHARS:
+            encoding = self.backend.encode_batch_fast([text], add_special_tokens=False)[0]
+        else:
+            encoding = self.backend.encode(text, add_special_tokens=False)
+        ids: list[int] = encoding.ids
         if add_special_tokens and self.adds_bos and self.bos_token_id is not None:
             return [self.bos_token_id, *ids]
         return ids

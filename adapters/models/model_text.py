@@ -119,7 +119,9 @@ class ModelText:
         generation = request.as_generation()
         is_chat = isinstance(generation, ChatRequest)
         text = text_prompt(generation, self)
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=is_chat or request.add_special_tokens).ids
+        adds_special = is_chat or request.add_special_tokens
+        # A batch, because `encode` keeps the event loop waiting, in whatever thread it runs.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=adds_special)[0].ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

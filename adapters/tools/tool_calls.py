@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Raw, Struct
 
 from adapters.base import Capabilities
 from adapters.errors import EngineUnavailable, InvalidRequest
+from adapters.schemas import FunctionName
 from adapters.tools.call_text import Arguments, CallBegun, Event, Said, Thought
 from adapters.tools.formats import MARKERS, ToolFormat, format_of, mistral_id
 from adapters.tools.taught import TAUGHT, taught_turns
@@ -42,7 +43,7 @@ ToolParser: TypeAlias = ToolFormat | Literal["auto", "none"]  # an engine's opti
 class Function(Struct):
     """A function as OpenAI describes it."""
 
-    name: Annotated[str, Meta(pattern=r"\A[-.\w]{1,256}\Z")]
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -111,6 +112,9 @@ def _functions(tools: list[dict[str, Any]]) -> list[Function]:
         raise InvalidRequest(f"tools must hold functions as OpenAI describes them: {error}.", param="tools") from error
     if len({function.name for function in functions}) < len(functions):
         raise InvalidRequest("Two tools have the same name.", param="tools")
+    for function in functions:
+        if _parameters(function).get("type", "object") != "object":
+            raise InvalidRequest(f"The parameters of {function.name!r} must be of type object.", param="tools")
     return functions
 
 
@@ -219,16 +223,17 @@ def with_tools(capabilities: Capabilities, can: bool, *, can_force: bool) -> Cap
 def call_schema(offer: Offer) -> dict[str, Any]:
     """The JSON schema of one call, in the form that the parser `json` reads.
 
-    References inside a function's parameters start at the root of a schema, so their definitions move there.
+    References inside a function's parameters begin at their root, which is not that of the call: parameters with such
+    references become a definition, and the references begin there.
     """
     definitions: dict[str, Any] = {}
     calls = []
-    for function in offer.callable:
-        parameters = dict(_parameters(function))
-        for place in ("$defs", "definitions"):
-            for name, definition in parameters.pop(place, {}).items():
-                if definitions.setdefault(place, {}).setdefault(name, definition) != definition:
-                    raise InvalidRequest(f"Two tools define {name!r} differently; rename one.", param="tools")
+    for number, function in enumerate(offer.callable):
+        parameters = {"type": "object", **_parameters(function)}
+        moved = with_root_at(f"#/$defs/{number}", parameters)
+        if moved != parameters:
+            definitions[str(number)] = moved
+            parameters = {"$ref": f"#/$defs/{number}"}
         calls.append(
             {
                 "type": "object",
@@ -237,7 +242,33 @@ def call_schema(offer: Offer) -> dict[str, Any]:
                 "additionalProperties": False,
             }
         )
-    return {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), **definitions}
+    call = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    return {**call, "$defs": definitions} if definitions else call
+
+
+_VALUES = frozenset({"const", "default", "enum", "examples"})  # keywords that hold values, not schemas
+_NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})  # schemas by name
+
+
+def with_root_at(place: str, schema: Any) -> Any:
+    """The schema with its references from the root of the document led to `place`.
+
+    >>> with_root_at("#/$defs/0", {"anyOf": [{"$ref": "#"}, {"$ref": "#/$defs/city"}], "default": {"$ref": "#"}})
+    {'anyOf': [{'$ref': '#/$defs/0'}, {'$ref': '#/$defs/0/$defs/city'}], 'default': {'$ref': '#'}}
+    """
+    if isinstance(schema, list):
+        return [with_root_at(place, each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = dict(schema)
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+            moved[key] = place + value[1:]
+        elif key in _NAMED and isinstance(value, dict):
+            moved[key] = {name: with_root_at(place, each) for name, each in value.items()}
+        elif key not in _VALUES:
+            moved[key] = with_root_at(place, value)
+    return moved
 
 
 # ------------------------------------------------------------------------------------------------------------ chunks
@@ -251,6 +282,7 @@ class CallChunks:
     ) -> None:
         """`forced_format`: how a call is written that the engine's grammar forces."""
         self._is_named = offer.is_named
+        self._must_call = offer.must_call
         self._parsers = [
             ToolText(forced_format if offer.must_call else tool_format, offer.names, only_first=offer.only_one)
             for _ in range(num_choices)
@@ -275,7 +307,10 @@ class CallChunks:
         events = parser.feed(chunk.text)
         reason: FinishReason | None = "stop" if parser.is_over else chunk.finish_reason
         if reason is not None:
-            events += parser.finish()
+            is_cut = reason == "length" or chunk.stop_string is not None
+            rest = parser.finish()
+            # The beginning of a call that had to come is no answer in words.
+            events += [event for event in rest if not (self._must_call and is_cut and isinstance(event, Said))]
         if chunk.reasoning or chunk.logprobs is not None:
             yield Chunk(index=index, reasoning=chunk.reasoning, logprobs=chunk.logprobs)
         for event in events:

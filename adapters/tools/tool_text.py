@@ -44,10 +44,10 @@ from adapters.tools.formats import (
     new_call_id,
 )
 
-_NAME = re.compile(r"[-.\w]+")
+_NAME = re.compile(r"[-.:/\w]+")
 _WORDS = re.compile(r"[^<\[{]*")
 _LINE = re.compile(r"[^\n<`{]*")
-_RECIPIENT = re.compile(r"\bto=([-.\w]+)")
+_RECIPIENT = re.compile(r"\bto=([-.:/\w]+)")
 
 
 class ToolText(CallText):

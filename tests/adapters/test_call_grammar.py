@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from adapters.tools.call_grammar import forced_call, forced_format, free_calls
-from adapters.tools.tool_calls import offered
+from adapters.tools.tool_calls import CallChunks, offered, whole_calls
+from adapters.types import Chunk
 from native_engine.errors import InvalidParams
 from native_engine.sampling_params import Grammar
 from native_engine.structured import GrammarCompiler
@@ -138,3 +139,64 @@ def test_definitions_of_parameters_are_found(walk: Any) -> None:
         call = '{"name": "grow", "arguments": {"root": {"next": {"next": {}}}}}'
         frame = f"<tool_call>\n{call}\n</tool_call>"
         assert walk(source).accepts(call if "TEXT" not in (source or "") else frame)
+
+
+def test_a_reference_to_the_root_of_parameters_is_not_one_to_the_call(walk: Any) -> None:
+    """A function that nests itself was made to nest its own call."""
+    nested = {
+        "type": "object",
+        "properties": {"depth": {"type": "integer"}, "inner": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+        "required": ["depth", "inner"],
+        "additionalProperties": False,
+    }
+    forced = walk(forced_call(offer_of(tool("nest", nested), tool("now"), tool_choice="required"), "json"))
+    assert forced.accepts('{"name": "nest", "arguments": {"depth": 1, "inner": {"depth": 2, "inner": null}}}')
+    assert forced.stops_at('{"name": "nest", "arguments": {"depth": 1, "inner": {"name"') == 'name"'
+
+
+def test_a_reference_to_a_property_of_parameters_is_found(walk: Any) -> None:
+    pair = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/properties/a"}}}
+    forced = walk(forced_call(offer_of(tool("add", pair), tool_choice="required"), "json"))
+    assert forced.accepts('{"name": "add", "arguments": {"a": 1, "b": 2}}')
+    assert forced.stops_at('{"name": "add", "arguments": {"a": 1, "b": "') == '"'
+
+
+def test_a_property_that_is_called_like_a_keyword_is_a_property(walk: Any) -> None:
+    odd = {
+        "type": "object",
+        "properties": {"enum": {"$ref": "#/$defs/n"}, "$ref": {"const": "#"}, "const": {"enum": [{"$ref": "#"}]}},
+        "required": ["enum", "$ref", "const"],
+        "$defs": {"n": {"type": "integer"}},
+    }
+    forced = walk(forced_call(offer_of(tool("odd", odd), tool_choice="required"), "json"))
+    assert forced.accepts('{"name": "odd", "arguments": {"enum": 1, "$ref": "#", "const": {"$ref": "#"}}}')
+
+
+@pytest.mark.parametrize("parameters", [{}, {"anyOf": [{"type": "string"}, CITY]}])
+def test_arguments_are_an_object_also_where_their_schema_does_not_say_so(walk: Any, parameters: Any) -> None:
+    forced = walk(forced_call(offer_of(tool("f", parameters), tool_choice="required"), "json"))
+    assert forced.accepts('{"name": "f", "arguments": {"city": "Rome"}}')
+    assert forced.stops_at('{"name": "f", "arguments": "') == '"'
+
+
+@pytest.mark.parametrize("name", ["files.read", "mcp:files/read", "über-1"])
+def test_every_name_that_the_routes_take_can_be_called(walk: Any, name: str) -> None:
+    call = f'<tool_call>\n{{"name": "{name}", "arguments": {{"city": "Rome"}}}}\n</tool_call>'
+    offer = offer_of(tool(name, CITY), tool_choice="required")
+    assert walk(forced_call(offer, "hermes")).accepts(call)
+    chunks = list(CallChunks(offer, "hermes", num_choices=1, forced_format="hermes").feed(Chunk(text=call)))
+    calls = whole_calls([chunk.tool_calls for chunk in chunks if chunk.tool_calls is not None])
+    assert [call["function"] for call in calls] == [{"name": name, "arguments": '{"city": "Rome"}'}]
+
+
+@pytest.mark.parametrize("end", [{"finish_reason": "length"}, {"finish_reason": "stop", "stop_string": "arg"}])
+@pytest.mark.parametrize("piece", ["<tool_", '<tool_call>\n{"name', '<tool_call>\n{"name": "get_weather", "'])
+def test_the_beginning_of_a_forced_call_that_was_cut_is_not_told_as_an_answer(piece: str, end: Any) -> None:
+    calls = CallChunks(
+        offer_of(tool("get_weather", CITY), tool_choice="required"), "hermes", num_choices=1, forced_format="hermes"
+    )
+    chunks = [*calls.feed(Chunk(text=piece)), *calls.feed(Chunk(**end))]
+    assert [chunk for chunk in chunks if chunk.text or chunk.tool_calls] == []
+    assert chunks[-1].finish_reason == end["finish_reason"]
+    free = CallChunks(offer_of(tool("get_weather", CITY)), "hermes", num_choices=1)
+    assert "".join(chunk.text for chunk in free.feed(Chunk(text=piece, **end))) == piece

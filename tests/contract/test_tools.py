@@ -410,19 +410,31 @@ async def test_a_forced_call_is_forced_by_the_engines_grammar(name: str, tool_fo
 
 
 @pytest.mark.parametrize("name", SHOWING)
-async def test_definitions_inside_parameters_move_to_the_root_that_references_start_from(
-    name: str, tmp_path: Path
-) -> None:
+async def test_references_inside_parameters_begin_where_the_parameters_lie(name: str, tmp_path: Path) -> None:
     place = {"type": "object", "properties": {"at": {"$ref": "#/$defs/Place"}}, "$defs": {"Place": {"type": "string"}}}
     tool = {"type": "function", "function": {"name": "go", "parameters": place}}
     other = {"type": "function", "function": {"name": "be", "parameters": {"$defs": {"Place": {"type": "integer"}}}}}
     async with text_engine(name, write_tool_model(tmp_path, "hermes")) as subject:
         await collect(subject.adapter, chat(tools=[tool], tool_choice="required"))
         schema = grammar_of(sent_to(subject))
-        assert schema["$defs"] == {"Place": {"type": "string"}}
-        assert "$defs" not in schema["properties"]["arguments"]
-        with pytest.raises(InvalidRequest, match="'Place'"):
-            await collect(subject.adapter, chat(tools=[tool, other], tool_choice="required"))
+        assert schema["properties"]["arguments"] == {"$ref": "#/$defs/0"}
+        assert schema["$defs"]["0"]["properties"]["at"] == {"$ref": "#/$defs/0/$defs/Place"}
+        assert schema["$defs"]["0"]["$defs"] == place["$defs"]
+        await collect(subject.adapter, chat(tools=[other, tool], tool_choice="required"))
+        schema = grammar_of(sent_to(subject))  # both call it Place, and each means its own
+        assert schema["$defs"]["1"]["properties"]["at"] == {"$ref": "#/$defs/1/$defs/Place"}
+        assert schema["anyOf"][0]["properties"]["arguments"]["$defs"]["Place"] == {"type": "integer"}
+
+
+@pytest.mark.parametrize("name", SHOWING)
+@pytest.mark.parametrize("parameters", [{"type": "string"}, {"type": ["object", "null"]}])
+async def test_parameters_that_are_no_object_are_refused(name: str, parameters: Any, tmp_path: Path) -> None:
+    """A call of them was written, and then read as text."""
+    tool = {"type": "function", "function": {"name": "say", "parameters": parameters}}
+    async with text_engine(name, write_tool_model(tmp_path, "hermes")) as subject:
+        with pytest.raises(InvalidRequest, match="parameters of 'say' must be of type object"):
+            await collect(subject.adapter, chat(tools=[tool], tool_choice="required"))
+        assert subject.twin.bodies == []
 
 
 @pytest.mark.parametrize("name", HIDING)

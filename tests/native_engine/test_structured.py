@@ -270,6 +270,7 @@ def test_a_text_beyond_the_limits_ends_with_an_error_and_leaves_the_others_alone
         assert beside == alone
 
 
+@pytest.mark.replay("A25")
 def test_ten_thousand_grammars_leave_only_the_last_ones(folder: Path) -> None:
     grammars = GrammarCompiler(open_tokenizer(folder), 320, {1}, max_kept=8)
     try:

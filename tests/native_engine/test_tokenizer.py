@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from native_engine.gguf import BadModelFile, GGUFFile
-from native_engine.tokenizer import TextTokenizer, from_gguf, open_tokenizer
+from native_engine.tokenizer import LONG_TEXT_CHARS, TextTokenizer, from_gguf, open_tokenizer
 from native_engine.weights import UnsupportedModel
 from tests.native_engine.tiny_llama import EOS, write_tiny_llama
 
@@ -176,3 +178,17 @@ def test_a_folder_whose_tokenizer_is_not_byte_level_is_refused(tmp_path: Path) -
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(BadModelFile, match=r"tokenizer\.json"):
         open_tokenizer(folder)
+
+
+async def test_a_long_text_keeps_no_other_thread_waiting(tmp_path: Path) -> None:
+    """The library's `encode` holds the interpreter until it is done, in whatever thread it runs."""
+    tokenizer = open_tokenizer(write_tiny_llama(tmp_path))
+    text = "hello " * (LONG_TEXT_CHARS // 2)
+    assert tokenizer.encode(text) == tokenizer.encode("hello ") * (LONG_TEXT_CHARS // 2)
+    began = time.perf_counter()
+    encoding = asyncio.create_task(asyncio.to_thread(tokenizer.encode, "hello " * 300_000))
+    num_turns = 0
+    while not encoding.done():
+        await asyncio.sleep(0.001)
+        num_turns += 1
+    assert num_turns > 10 * (time.perf_counter() - began)
