@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from adapters.errors import InvalidRequest
-from gateway.web.body import MAX_DEPTH, check_depth
+from gateway.web.body import MAX_DEPTH, MAX_MEMBERS, check_depth
 from tests.gateway.rig import HELLO, Start, fake_model, raw, until
 
 CHAT = "/v1/chat/completions"
@@ -176,3 +176,15 @@ def test_the_depth_check_takes_linear_time_on_any_bytes(body: bytes) -> None:
     with contextlib.suppress(InvalidRequest):
         check_depth(body)
     assert time.perf_counter() - started < 1
+
+
+async def test_objects_of_a_million_members_are_refused_before_they_are_decoded(start: Start) -> None:
+    """Decoding them took half a second, in which no other stream went on. Colons in a text are no members."""
+    gateway = await start(fake_model())
+    for field in ({"logit_bias": dict.fromkeys(range(MAX_MEMBERS + 1), 1)}, {"x": [{"a": 1}] * (MAX_MEMBERS + 1)}):
+        status, body, _ = await gateway.post(CHAT, chat_body(**field))
+        assert status == 400
+        assert "members" in body["error"]["message"] or "objects and lists" in body["error"]["message"]
+    text = ": " * (MAX_MEMBERS + 1)
+    status, body, _ = await gateway.post(CHAT, chat_body(messages=[{"role": "user", "content": text}], max_tokens=1))
+    assert "members" not in str(body)
