@@ -52,6 +52,25 @@ def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
     assert not missing, f"{page.name} links to {', '.join(missing)}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_heading_leads_to_one(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text())
+    missing = [
+        f"{name}#{anchor}" for name, anchor in targets if anchor not in anchors(page.parent / name if name else page)
+    ]
+    assert not missing, f"{page.name} links to {', '.join(missing)}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link can say after `#`, as GitHub makes it of headings: a repeated one is numbered."""
+    found: set[str] = set()
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for heading in re.findall(r"^#+ (.+)$", prose, re.MULTILINE):
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found.add(next(each for n in range(99) if (each := f"{slug}-{n}" if n else slug) not in found))
+    return found
+
+
 @pytest.mark.parametrize(
     "page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "tests/reliability.py"], ids=lambda page: page.name
 )
