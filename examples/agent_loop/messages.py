@@ -51,4 +51,4 @@ def main(question: str, url: str = URL) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:] or ["What is the weather in Oslo?"])
