@@ -135,7 +135,7 @@ class Adapter(EngineAdapter[CloudOptions]):
             worker, _ = self._started()
             await worker.check_alive()
         except GoodgateError as error:
-            return Health(False, error.message)
+            return Health(False, error.for_records)
         return Health(True)
 
     async def models(self) -> list[ModelInfo]:

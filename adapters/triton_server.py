@@ -62,7 +62,7 @@ class TritonOptions(HTTPOptions):
     tool_parser: ToolParser = "auto"  # how the model writes tool calls
     reasoning_parser: ReasoningParser = "auto"  # and how it marks what it thinks
     default_max_tokens: Annotated[int, Meta(ge=1)] = 1024
-    metrics_url: Annotated[str, Meta(pattern="^(https?://.*)?$")] = ""
+    metrics_url: Annotated[str, Meta(pattern=r"^(https?://.*)?\Z")] = ""
 
 
 class Adapter(LocalTokenizer[TritonOptions]):
@@ -102,7 +102,7 @@ class Adapter(LocalTokenizer[TritonOptions]):
         try:
             await self.client.get(f"{self._path}/ready")
         except GoodgateError as error:
-            return Health(False, error.message)
+            return Health(False, error.for_records)
         return Health(True)
 
     async def models(self) -> list[ModelInfo]:

@@ -26,7 +26,7 @@ class ScenarioError(ValueError):
 
 
 # Upper bounds catch typing errors and infinities: far above what anyone wants, far below what breaks arithmetic.
-Name: TypeAlias = Annotated[str, Meta(pattern=r"^\w[\w .-]{0,63}$")]  # it becomes part of a folder's name
+Name: TypeAlias = Annotated[str, Meta(pattern=r"^\w[\w .-]{0,63}\Z")]  # it becomes part of a folder's name
 Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 Milliseconds: TypeAlias = Annotated[float, Meta(gt=0, le=3_600_000)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=86_400)]

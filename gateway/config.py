@@ -29,7 +29,7 @@ from adapters.wire.engine_client import URL
 from gateway.replicas.names import is_pattern
 from gateway.shaping import Rules, shape_of
 
-Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\s\x00-\x1f\x7f]+\Z")]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
 Gib: TypeAlias = Annotated[float, Meta(gt=0, le=1_000_000)]
 AdapterClass: TypeAlias = type[EngineAdapter[Any]]
@@ -133,7 +133,7 @@ class LedgerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class QuotasConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where is kept what keys have used: in a file of this host, or in a Redis or Valkey that several hosts share."""
 
-    store: Annotated[str, Meta(pattern=r"^(file|(redis|rediss|unix)://[^\s\x00-\x1f\x7f]+)$")] = "file"
+    store: Annotated[str, Meta(pattern=r"^(file|(redis|rediss|unix)://[^\s\x00-\x1f\x7f]+)\Z")] = "file"
     username: Name | None = None
     password_env: Name | None = None
     password_file: Name | None = None

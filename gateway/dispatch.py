@@ -168,6 +168,7 @@ class Dispatcher:
         model = self._fleet.resolve_one(name, trace.caller)
         trace.model = model.name
         costs = [Cost(question.expected_tokens, 0)]
+        trace.expected_prompt_tokens = question.expected_tokens
         with self._admitted(1):
             async with self._within_limits(trace, costs), AsyncExitStack() as stack:
                 replicas = self._route([model], question.check, trace)
@@ -229,19 +230,12 @@ class Dispatcher:
         expected = Amount(sum(each.prompt_tokens + each.completion_tokens for each in costs), microseconds(expected_s))
         claim = Claim(len(costs), expected)
         async with self._quotas.reserved(trace.caller, claim, tell=trace.limits.update) as reservation:
-            is_whole = has_failed = False
             try:
                 yield
-                is_whole = True
-            except GoodgateError:
-                has_failed = True
-                raise
             finally:
                 engine_s = cost.engine_s(trace)
-                tokens = cost.spent(costs, trace, is_whole=is_whole, has_failed=has_failed)
-                reservation.spent = Amount(tokens, microseconds(engine_s))
-                if is_whole:
-                    self._engine_seconds.learn(trace.model, engine_s / len(costs))
+                reservation.spent = Amount(cost.spent(trace).tokens, microseconds(engine_s))
+            self._engine_seconds.learn(trace.model, engine_s / len(costs))
 
     @asynccontextmanager
     async def _generation(

@@ -37,17 +37,17 @@ class Restarting(Struct, frozen=True):
     failure: EngineUnavailable
     delay_s: float
 
-    @property
-    def summary(self) -> str:
-        """One line without the log's."""
-        return self.failure.summary if isinstance(self.failure, EngineCrashed) else self.failure.message
-
 
 Change: TypeAlias = Ready | Restarting
 
 
 class GaveUp(EngineUnavailable):
     """The engine has crashed too often in a row; the message tells the last of its ends."""
+
+    def __init__(self, name: str, times: int, last: EngineUnavailable) -> None:
+        given_up = f"{name} is not started again after {times} quick crashes in a row. The last: "
+        super().__init__(f"{given_up}{last.message}")
+        self.for_records = f"{given_up}{last.for_records}"
 
 
 async def kept_alive(process: EngineProcess, policy: Policy = DEFAULT) -> AsyncGenerator[Change, None]:
@@ -68,10 +68,7 @@ async def kept_alive(process: EngineProcess, policy: Policy = DEFAULT) -> AsyncG
             crashes = crashes.and_one(uptime_s, policy)
             delay_s = crashes.delay_s(policy)
             if delay_s is None:
-                raise GaveUp(
-                    f"{process.spec.name} is not started again after {crashes.quick} quick crashes in a row. "
-                    f"The last: {failure.message}"
-                ) from failure
+                raise GaveUp(process.spec.name, crashes.quick, failure) from failure
             yield Restarting(failure, delay_s)
             await asyncio.sleep(delay_s)
     finally:

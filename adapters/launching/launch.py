@@ -157,12 +157,20 @@ def _model(adapter: type[Launchable], home: Path, name: str) -> Model:
     return ModelStore(home).get(name)
 
 
-class EngineCrashed(EngineUnavailable):
-    """An engine has ended by itself. `summary` is the message in one line, without the log's."""
+class EngineNotUp(EngineUnavailable):
+    """An engine of ours does not run as it should. `for_records` is the message without the lines of its log: those are
+    for whoever runs it, since an engine may log prompts."""
+
+    def __init__(self, summary: str, details: str) -> None:
+        super().__init__(f"{summary}{details}")
+        self.for_records = summary
+
+
+class EngineCrashed(EngineNotUp):
+    """An engine has ended by itself."""
 
     def __init__(self, summary: str, details: str, exit_code: int | None) -> None:
-        super().__init__(f"{summary}{details}")
-        self.summary = summary
+        super().__init__(summary, details)
         self.exit_code = exit_code
 
 
@@ -319,9 +327,8 @@ class EngineProcess:
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)) as client:
                 while not ended.done() and not await self._answers(client):
                     if time.monotonic() >= deadline:
-                        raise EngineUnavailable(
-                            f"{self.spec.name} was not ready after {self.spec.ready_timeout_s:g} s.{self._log_tail()}"
-                        )
+                        summary = f"{self.spec.name} was not ready after {self.spec.ready_timeout_s:g} s."
+                        raise EngineNotUp(summary, self._log_tail())
                     await asyncio.wait({ended}, timeout=_PROBE_INTERVAL_S)
             if ended.done():
                 await self.wait()

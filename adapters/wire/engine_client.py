@@ -61,7 +61,7 @@ MAX_BODY_AT_ONCE = 1 << 20  # of a request; larger ones go out piece by piece
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 _HOST = r"([^\s/@]+@)?(\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]?#]+)"  # perhaps a user; a name or an address
 URL = Annotated[
-    str, Meta(pattern=rf"^(?i:https?)://{_HOST}(:[0-9]{{1,5}})?(/\S*)?$", examples=["http://10.0.0.5:8000"])
+    str, Meta(pattern=rf"^(?i:https?)://{_HOST}(:[0-9]{{1,5}})?(/\S*)?\Z", examples=["http://10.0.0.5:8000"])
 ]
 
 

@@ -111,7 +111,7 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
         try:
             await self.get(self.health_path)
         except GoodgateError as error:
-            return Health(False, error.message)
+            return Health(False, error.for_records)
         return Health(True)
 
     async def models(self) -> list[ModelInfo]:

@@ -123,7 +123,7 @@ def _replica_status(replica: Replica) -> dict[str, Any]:
         "name": replica.name,
         "engine": replica.engine,
         "state": replica.state.value,
-        "reason": replica.reason,
+        "reason": replica.details or replica.reason,
         "in_flight": replica.in_flight,
         "load": replica.load,
         "launched": replica.config.launch,

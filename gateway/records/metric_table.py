@@ -103,7 +103,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("goodgate_prompt_tokens", "counter", "Tokens read.", _REPLICA),
     Metric("goodgate_cached_prompt_tokens", "counter", "Of these, tokens read from a prefix cache.", _REPLICA),
     Metric("goodgate_completion_tokens", "counter", "Tokens written.", _REPLICA),
-    Metric("goodgate_tenant_tokens", "counter", "Tokens read and written for a tenant.", ("tenant", "model", "kind")),
+    Metric(
+        "goodgate_tenant_tokens",
+        "counter",
+        "Tokens that budgets and the ledger charge to a tenant: estimates where no engine has counted.",
+        ("tenant", "model", "kind"),
+    ),
     Metric(
         "goodgate_prefix_tokens",
         "counter",

@@ -70,13 +70,13 @@ class Metrics:
             self.add("goodgate_errors", model, trace.code)
         if trace.attempts:
             self.observe("goodgate_wait_seconds", trace.attempts[0].started - trace.started, model)
-        if trace.prompt_tokens or trace.completion_tokens:
-            self._spent(trace)
+        if (spent := cost.spent(trace)).tokens:
+            self._spent(trace, spent)
 
-    def _spent(self, trace: Trace) -> None:
+    def _spent(self, trace: Trace, spent: Spent) -> None:
         tenant = ANONYMOUS if trace.caller is None else trace.caller.tenant
-        self.add("goodgate_tenant_tokens", tenant, trace.model, "prompt", by=trace.prompt_tokens)
-        self.add("goodgate_tenant_tokens", tenant, trace.model, "completion", by=trace.completion_tokens)
+        self.add("goodgate_tenant_tokens", tenant, trace.model, "prompt", by=spent.prompt_tokens)
+        self.add("goodgate_tenant_tokens", tenant, trace.model, "completion", by=spent.completion_tokens)
         if trace.cached_tokens is not None:
             computed = max(trace.prompt_tokens - trace.cached_tokens, 0)
             self.add("goodgate_prefix_tokens", tenant, trace.model, "hit", by=trace.cached_tokens)

@@ -28,7 +28,6 @@ from gateway.tenants import cost
 PHASES = ("receive", "gateway", "queue", "failed", "prefill", "decode", "client")
 MAX_NAME = 256  # of what a client calls a model; no configured name is longer
 MAX_REASON = 500
-MAX_TOKENS = 10**12  # more is an engine's mistake, and would break the sums
 MAX_ATTEMPTS_KEPT = 32  # of a list of prompts; all are in the sums
 CLIENT_LEFT = 499
 
@@ -138,13 +137,8 @@ def record_of(trace: Trace, proven: Proven) -> Record:
     last = answering or trace.last_attempt
     served = last.model if last is not None else trace.model
     phases = phases_of(trace)
-    num_counted = sum(attempt.usage is not None for attempt in trace.attempts)  # prompts whose usage an engine told
-    is_estimated = answering is not None and num_counted < trace.num_prompts
-    prompt_tokens, completion_tokens = trace.prompt_tokens, trace.completion_tokens
-    if is_estimated:
-        prompt_tokens = max(prompt_tokens, trace.expected_prompt_tokens)
-        completion_tokens = max(completion_tokens, trace.num_pieces)
-    num_decoded = completion_tokens / trace.num_choices - 1
+    spent = cost.spent(trace)
+    num_decoded = spent.completion_tokens / trace.num_choices - 1
     has_decoded = answering is not None and answering.first_token is not None and num_decoded > 0
     return Record(
         request_id=trace.request_id,
@@ -162,11 +156,11 @@ def record_of(trace: Trace, proven: Proven) -> Record:
         is_stream=trace.is_stream,
         num_choices=trace.num_choices,
         num_attempts=len(trace.attempts),
-        prompt_tokens=_count(prompt_tokens),
-        completion_tokens=_count(completion_tokens),
+        prompt_tokens=spent.prompt_tokens,
+        completion_tokens=spent.completion_tokens,
         cached_tokens=None if trace.cached_tokens is None else _count(trace.cached_tokens),
         reasoning_tokens=None if trace.reasoning_tokens is None else _count(trace.reasoning_tokens),
-        is_estimated=is_estimated,
+        is_estimated=spent.is_estimated,
         duration_s=trace.elapsed_s,
         ttft_s=None if answering is None or answering.first_token is None else answering.first_token - trace.started,
         tpot_s=phases["decode"] / num_decoded if has_decoded else None,
@@ -307,7 +301,7 @@ def _end(attempt: Attempt, trace: Trace) -> float:
 
 
 def _count(tokens: int) -> int:
-    return min(max(tokens, 0), MAX_TOKENS)
+    return min(max(tokens, 0), cost.MAX_TOKENS)
 
 
 def _cut(text: str, length: int) -> str:

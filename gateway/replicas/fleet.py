@@ -33,7 +33,7 @@ import msgspec
 from adapters.base import EngineAdapter, Load
 from adapters.errors import EngineUnavailable, GoodgateError, ModelNotFound
 from adapters.launching.kept_alive import Ready, Restarting, kept_alive
-from adapters.launching.launch import EngineCrashed, EngineProcess, launch
+from adapters.launching.launch import EngineProcess, launch
 from adapters.launching.restart import Policy
 from adapters.models.model_store import ModelMissing
 from adapters.wire.engine_client import launched_options
@@ -76,8 +76,9 @@ class Replica:
     adapter: EngineAdapter[Any] | None = None
     process: EngineProcess | None = None
     state: State = State.STARTING
-    reason: str = "It has not answered yet."
-    end: str = ""  # the reason of its engine's end without its log's path and lines, which are not for every caller
+    reason: str = "It has not answered yet."  # for everybody: no line of an engine's log
+    details: str = ""  # for operators: the reason with the last lines of the log, where there are any
+    end: str = ""  # the reason of its engine's end
     has_started: bool = False  # it can be asked; while it is False only its start may say how it fares
     num_restarts: int = 0
     in_flight: int = 0
@@ -209,7 +210,7 @@ class Fleet:
             replica.engine_time.closed(time.perf_counter())
             replica.in_flight -= 1
 
-    def mark(self, replica: Replica, state: State, reason: str = "") -> None:
+    def mark(self, replica: Replica, state: State, reason: str = "", details: str = "") -> None:
         """Set a replica's state; a change is logged once."""
         if replica.state is not state:
             logs.info(
@@ -217,9 +218,9 @@ class Fleet:
                 f"replica {state.value}",
                 model=replica.model,
                 replica=replica.name,
-                reason=reason,
+                reason=details or reason,
             )
-        replica.state, replica.reason = state, reason
+        replica.state, replica.reason, replica.details = state, reason, details
         self.models[replica.model].tell_change()
         self._has_served = self._has_served or state is State.READY
 
@@ -275,7 +276,8 @@ class Fleet:
             replica.adapter = replica.process = None
             replica.load = Load()
             has_failed = replica.state in (State.UNHEALTHY, State.FAILED)
-            self.mark(replica, State.UNLOADED, replica.reason if has_failed else NOT_LOADED)
+            known = (replica.reason, replica.details) if has_failed else (NOT_LOADED, "")
+            self.mark(replica, State.UNLOADED, *known)
 
     async def close(self) -> None:
         """Stop starting, stop every launched engine, close every adapter."""
@@ -300,8 +302,8 @@ class Fleet:
         try:
             await (self._keep_alive(replica) if replica.config.launch else self._connect_in_time(replica))
         except GoodgateError as error:
-            replica.end = error.summary if isinstance(error, EngineCrashed) else error.message
-            self._fail(replica, error.message)
+            replica.end = error.for_records
+            self._fail(replica, error.for_records, error.message)
         except Exception as error:
             logs.error(_log, "a replica could not start", replica=replica.name, error=error)
             self._fail(replica, f"It could not start ({type(error).__name__}); see the log.")
@@ -337,8 +339,9 @@ class Fleet:
         replica.num_restarts += 1
         replica.load = Load()
         replica.state = State.UNHEALTHY
-        replica.end = end.summary
-        replica.reason = f"It is started again in {end.delay_s:g} s: {end.failure.message}"
+        replica.end = end.failure.for_records
+        replica.reason = f"It is started again in {end.delay_s:g} s: {end.failure.for_records}"
+        replica.details = f"It is started again in {end.delay_s:g} s: {end.failure.message}"
         self.models[replica.model].tell_change()
         logs.warning(
             _log,
@@ -358,7 +361,7 @@ class Fleet:
             except (ModelMissing, CannotIsolate):
                 raise
             except GoodgateError as error:
-                self.mark(replica, State.UNHEALTHY, error.message)
+                self.mark(replica, State.UNHEALTHY, error.for_records)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, LAST_RETRY_S)
 
@@ -372,11 +375,11 @@ class Fleet:
         health = await adapter.health()
         self.mark(replica, State.READY if health.ready else State.UNHEALTHY, health.reason)
 
-    def _fail(self, replica: Replica, reason: str) -> None:
+    def _fail(self, replica: Replica, reason: str, details: str = "") -> None:
         """The replica will not serve. When none will, and none ever has, a start of the gateway makes no sense; what is
         loaded on demand may come up the next time."""
         replica.has_started = False
-        self.mark(replica, State.FAILED, reason)
+        self.mark(replica, State.FAILED, reason, details)
         if self._has_served or self.fatal is None or self.fatal.done():
             return
         is_hopeless = all(each.state is State.FAILED for each in self.replicas)
@@ -407,8 +410,8 @@ def _check_isolates(adapter: EngineAdapter[Any]) -> None:
 
 def _why_none_serves(replicas: list[Replica]) -> str:
     if len(replicas) == 1:
-        return replicas[0].reason
-    reasons = "".join(f"\n  {replica.name} of {replica.model}: {replica.reason}" for replica in replicas)
+        return replicas[0].details or replicas[0].reason
+    reasons = "".join(f"\n  {each.name} of {each.model}: {each.details or each.reason}" for each in replicas)
     return f"None of the {len(replicas)} replicas can serve:{reasons}"
 
 

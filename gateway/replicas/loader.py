@@ -220,10 +220,9 @@ class Loader:
             )
 
     def _waited_too_long(self, slot: _Slot) -> Overloaded:
-        others = [each.model.name for each in self._slots.values() if each.phase is not Phase.UNLOADED]
         return Overloaded(
             f"Model {slot.model.name!r} could not be loaded within {self._limits.wait_timeout_s:g} s "
-            f"(`residency.wait_timeout_s`); in memory: {', '.join(sorted(others)) or 'none'}.",
+            "(`residency.wait_timeout_s`); /admin/status tells what is in its way.",
             retry_after_s=WAITED_TOO_LONG_RETRY_AFTER_S,
         )
 

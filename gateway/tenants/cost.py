@@ -7,21 +7,33 @@ These figures only hold a place in limits and budgets; what engines count takes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from adapters.types import ChatRequest, EmbeddingRequest, GenerateRequest
-from gateway.records.trace import CANCELLED, Trace
+from gateway.records.trace import CANCELLED, Attempt, Trace
 
 CHARACTERS_A_TOKEN = 4  # of English, roughly, with the tokenizers of today
 DEFAULT_COMPLETION_TOKENS = 256  # of an answer whose length was left to the engine
 FIRST_ENGINE_S = 1.0  # of a model's first generation
 NEW_WEIGHT = 0.1  # of one generation in the mean of those before
+MAX_TOKENS = 10**12  # more is an engine's mistake, and would break sums
 
 
 class Cost(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
+
+
+class Spent(NamedTuple):
+    """`is_estimated`: no engine has counted all of it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    is_estimated: bool
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
 
 
 def of_generation(request: GenerateRequest) -> Cost:
@@ -37,22 +49,29 @@ def of_embedding(request: EmbeddingRequest) -> int:
     return sum(map(_of_text, request.input))
 
 
-def spent(costs: Sequence[Cost], trace: Trace, *, is_whole: bool, has_failed: bool) -> int:
-    """What a request has cost that ended. Without a count by the engine each piece was a token, and a request that
-    failed before its first piece was none."""
-    counted = trace.prompt_tokens + trace.completion_tokens
-    if (is_whole and counted) or (has_failed and trace.num_pieces == 0):
+def spent(trace: Trace) -> Spent:
+    """What a request has cost that ended, for its budgets as for the ledger. Where an engine has worked on it and has
+    not counted it, because the client left or it never does, that is the prompt's estimate and a token a piece."""
+    counted = Spent(min(trace.prompt_tokens, MAX_TOKENS), min(trace.completion_tokens, MAX_TOKENS), False)
+    num_counted = sum(attempt.usage is not None and attempt.usage.prompt_tokens > 0 for attempt in trace.attempts)
+    may_cost = trace.expected_prompt_tokens or trace.num_pieces
+    if num_counted >= trace.num_prompts or not may_cost or not any(map(has_worked, trace.attempts)):
         return counted
-    return max(counted, sum(cost.prompt_tokens for cost in costs) + trace.num_pieces)
+    return Spent(
+        max(counted.prompt_tokens, trace.expected_prompt_tokens),
+        max(counted.completion_tokens, trace.num_pieces),
+        True,
+    )
 
 
 def engine_s(trace: Trace) -> float:
-    """The seconds that engines worked for the request. An attempt that failed before its first token was no work."""
-    return sum(
-        attempt.engine_s
-        for attempt in trace.attempts
-        if attempt.first_token is not None or attempt.outcome in ("ok", CANCELLED)
-    )
+    """The seconds that engines worked for the request."""
+    return sum(attempt.engine_s for attempt in trace.attempts if has_worked(attempt))
+
+
+def has_worked(attempt: Attempt) -> bool:
+    """An attempt that failed before its first token was no work; one whose client did not wait for that was."""
+    return attempt.first_token is not None or attempt.outcome in ("ok", CANCELLED)
 
 
 class EngineSeconds:

@@ -103,6 +103,7 @@ def spending(home: Path, wanted: Sequence[Account]) -> list[Spending] | None:
         if os.fstat(file).st_size == 0:  # it is being made
             return None
         with _locked(file), mmap.mmap(file, 0, access=mmap.ACCESS_READ) as memory:
+            _check_magic(memory, path)
             return [_read(memory, each).spending for each in wanted]
     finally:
         os.close(file)
@@ -119,11 +120,10 @@ class _Table:
         self._life = -1
         try:
             with _locked(self._file):
-                if os.fstat(self._file).st_size < _HEADER:
+                if os.fstat(self._file).st_size == 0:
                     os.pwrite(self._file, _MAGIC.ljust(_HEADER, b"\0"), 0)
                 self._memory = mmap.mmap(self._file, os.fstat(self._file).st_size)
-                if self._memory[: len(_MAGIC)] != _MAGIC:
-                    raise QuotasUnavailable(f"{folder / _ACCOUNTS} was not written by this version; move it away.")
+                _check_magic(self._memory, folder / _ACCOUNTS)
                 self._row, self._life = self._claim_row()
                 self._bury()
                 if self._living() == {self._row}:
@@ -202,8 +202,9 @@ class _Table:
         to the mapping: on a full disk that would end the process."""
         try:
             size = os.fstat(self._file).st_size
-            if size < end:
-                os.pwrite(self._file, bytes(-(-(end - size) // _STEP) * _STEP), size)
+            wanted = size + -(-(end - size) // _STEP) * _STEP
+            while size < end:  # a disk with some room left takes a part, and refuses the rest
+                size += os.pwrite(self._file, bytes(wanted - size), size)
             self._memory.close()
             self._memory = mmap.mmap(self._file, os.fstat(self._file).st_size)
         except OSError as error:
@@ -219,6 +220,11 @@ def _folder_in(home: Path) -> Path:
 
 def _cannot_be_kept(folder: Path, error: OSError) -> str:
     return f"What keys have used cannot be kept in {folder} ({error.strerror or error}); the gateway needs that folder."
+
+
+def _check_magic(memory: mmap.mmap, path: Path) -> None:
+    if len(memory) < _HEADER or memory[: len(_MAGIC)] != _MAGIC:
+        raise QuotasUnavailable(f"{path} was not written by this version; move it away.")
 
 
 def _place(account: Account) -> int:

@@ -103,8 +103,8 @@ async def test_a_crash_while_serving_is_told_and_the_engine_is_back_on_its_port_
         end = await anext(changes)
         assert isinstance(end, Restarting)
         assert end.delay_s == 0.3
-        assert end.summary.startswith("twin was killed by SIGSEGV ")
-        assert "\n" not in end.summary
+        assert end.failure.for_records.startswith("twin was killed by SIGSEGV ")
+        assert "\n" not in end.failure.for_records
         ended_at = time.monotonic()
         assert isinstance(await anext(changes), Ready)
         assert time.monotonic() - ended_at >= 0.3
@@ -170,7 +170,7 @@ async def test_a_port_that_was_taken_between_two_lives_is_named_and_used_when_it
         assert isinstance(await anext(changes), Restarting)
         with socket.create_server(("127.0.0.1", process.spec.port)):
             assert isinstance(taken := await anext(changes), Restarting)
-        assert f"cannot use port {process.spec.port}" in taken.summary
+        assert f"cannot use port {process.spec.port}" in taken.failure.for_records
         assert isinstance(await anext(changes), Ready)
 
 

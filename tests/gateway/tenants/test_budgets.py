@@ -457,16 +457,46 @@ async def test_two_gateways_with_one_home_keep_one_budget(start: Start, tmp_path
     assert Counter(status for status, _, _ in answers) == {200: 10, 429: 90}
 
 
-def test_a_file_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"x" * 10_000, b"a short note of somebody's"])
+def test_a_file_of_another_version_is_refused_by_name_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
     folder = tmp_path / "state" / "quotas"
     folder.mkdir(parents=True)
-    (folder / "accounts").write_bytes(b"x" * 10_000)
+    (folder / "accounts").write_bytes(content)
 
     async def look() -> None:
         await FileStore(tmp_path).states(KEY.accounts)
 
     with pytest.raises(QuotasUnavailable, match="was not written by this version; move it away"):
         asyncio.run(look())
+    with pytest.raises(QuotasUnavailable, match="was not written by this version; move it away"):
+        quotas_file.spending(tmp_path, KEY.accounts)
+    assert (folder / "accounts").read_bytes() == content
+
+
+def test_a_disk_that_takes_only_a_part_of_the_file_refuses_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, room = os.pwrite, [1000]
+
+    def pwrite(file: int, data: bytes, at: int) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = real(file, data[: room[0]], at)
+        room[0] -= written
+        return written
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+
+    async def use() -> None:
+        store = FileStore(tmp_path)
+        for _ in range(2):
+            with pytest.raises(QuotasUnavailable, match="No space left on device"):
+                await store.reserve(KEY.accounts, Claim(1, Amount(1, 1)))
+        room[0] = 10**9
+        assert (await store.reserve(KEY.accounts, Claim(1, Amount(1, 1)))).refusal is None
+        await store.close()
+
+    asyncio.run(use())
 
 
 async def test_a_home_that_cannot_be_written_refuses_bounded_keys_and_serves_others(

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.types import ChatRequest, CompletionRequest, Message
-from gateway.records.trace import Trace
+from adapters.types import ChatRequest, CompletionRequest, Message, Usage
+from gateway.records.trace import Attempt, Trace
 from gateway.tenants import cost, limits
 from gateway.tenants.accounts import Claim, Now
 from gateway.tenants.budgets import Amount
@@ -147,20 +147,31 @@ def test_what_a_request_may_cost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counted", "pieces", "is_whole", "has_failed", "spent"),
+    ("outcome", "has_begun", "usage", "pieces", "spent"),
     [
-        (30, 9, True, False, 30),  # the engine counted
-        (0, 9, True, False, 109),  # it did not
-        (0, 0, False, False, 100),  # the client left while the prompt was read
-        (0, 7, False, False, 107),
-        (0, 0, False, True, 0),  # nothing was done for it
-        (0, 7, False, True, 107),  # a stream that broke off
-        (120, 7, False, False, 120),
+        ("ok", True, Usage(20, 10), 9, (20, 10, False)),  # the engine counted
+        ("cancelled", True, Usage(20, 10), 9, (20, 10, False)),  # it did, and then the client left
+        ("ok", True, None, 9, (100, 9, True)),  # it did not
+        ("ok", True, Usage(0, 9), 9, (100, 9, True)),  # it did not count the prompt
+        ("cancelled", False, None, 0, (100, 0, True)),  # the client left while the prompt was read
+        ("cancelled", True, None, 7, (100, 7, True)),
+        ("engine_failed", False, None, 0, (0, 0, False)),  # nothing was done for it
+        ("stream_interrupted", True, None, 7, (100, 7, True)),  # a stream that broke off
+        ("ok", True, Usage(2**53, 1), 1, (cost.MAX_TOKENS, 1, False)),  # an engine that is out of its mind
     ],
 )
-def test_what_a_request_has_cost(counted: int, pieces: int, is_whole: bool, has_failed: bool, spent: int) -> None:
-    trace = Trace(request_id="r", route="/", completion_tokens=counted, num_pieces=pieces)
-    assert cost.spent([cost.Cost(100, 50)], trace, is_whole=is_whole, has_failed=has_failed) == spent
+def test_what_a_request_has_cost(
+    outcome: str, has_begun: bool, usage: Usage | None, pieces: int, spent: tuple[int, int, bool]
+) -> None:
+    attempt = Attempt(model="m", engine="e", replica="r", outcome=outcome, usage=usage)
+    attempt.first_token = 1.0 if has_begun else None
+    trace = Trace(request_id="r", route="/", attempts=[attempt], num_pieces=pieces, expected_prompt_tokens=100)
+    trace.prompt_tokens, trace.completion_tokens = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0)
+    assert cost.spent(trace) == spent
+
+
+def test_a_request_that_no_engine_has_begun_costs_nothing() -> None:
+    assert cost.spent(Trace(request_id="r", route="/", expected_prompt_tokens=100)).tokens == 0
 
 
 # Over real sockets
