@@ -25,6 +25,8 @@ from adapters.types import Usage
 from gateway.records.metric_table import LABELS, MAX_SERIES, METRICS, OTHER, Label, Metric
 from gateway.records.trace import Attempt, Trace
 from gateway.replicas.fleet import Fleet, Replica, State
+from gateway.tenants import cost
+from gateway.tenants.cost import Spent
 
 ANONYMOUS = "anonymous"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
