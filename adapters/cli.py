@@ -152,7 +152,8 @@ async def _tell(changes: AsyncGenerator[Change, None], process: EngineProcess, t
                 console.print(f"{ready} at {process.url}/v1 (Ctrl-C stops it)", soft_wrap=True)
                 console.print(f"its log: {process.log_path}", soft_wrap=True)
             else:
-                console.print(f"{change.summary} It is started again in {change.delay_s:g} s.", soft_wrap=True)
+                ended = change.failure.for_records
+                console.print(f"{ended} It is started again in {change.delay_s:g} s.", soft_wrap=True)
 
 
 async def _until_interrupted(work: Coroutine[Any, Any, None]) -> None:

@@ -158,8 +158,8 @@ def record_of(trace: Trace, proven: Proven) -> Record:
         num_attempts=len(trace.attempts),
         prompt_tokens=spent.prompt_tokens,
         completion_tokens=spent.completion_tokens,
-        cached_tokens=None if trace.cached_tokens is None else _count(trace.cached_tokens),
-        reasoning_tokens=None if trace.reasoning_tokens is None else _count(trace.reasoning_tokens),
+        cached_tokens=None if trace.cached_tokens is None else cost.bounded(trace.cached_tokens),
+        reasoning_tokens=None if trace.reasoning_tokens is None else cost.bounded(trace.reasoning_tokens),
         is_estimated=spent.is_estimated,
         duration_s=trace.elapsed_s,
         ttft_s=None if answering is None or answering.first_token is None else answering.first_token - trace.started,
@@ -298,10 +298,6 @@ def _end(attempt: Attempt, trace: Trace) -> float:
     end = trace.ended if attempt.ended is None else attempt.ended
     assert end is not None
     return end
-
-
-def _count(tokens: int) -> int:
-    return min(max(tokens, 0), cost.MAX_TOKENS)
 
 
 def _cut(text: str, length: int) -> str:

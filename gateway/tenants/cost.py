@@ -52,7 +52,7 @@ def of_embedding(request: EmbeddingRequest) -> int:
 def spent(trace: Trace) -> Spent:
     """What a request has cost that ended, for its budgets as for the ledger. Where an engine has worked on it and has
     not counted it, because the client left or it never does, that is the prompt's estimate and a token a piece."""
-    counted = Spent(min(trace.prompt_tokens, MAX_TOKENS), min(trace.completion_tokens, MAX_TOKENS), False)
+    counted = Spent(bounded(trace.prompt_tokens), bounded(trace.completion_tokens), False)
     num_counted = sum(attempt.usage is not None and attempt.usage.prompt_tokens > 0 for attempt in trace.attempts)
     may_cost = trace.expected_prompt_tokens or trace.num_pieces
     if num_counted >= trace.num_prompts or not may_cost or not any(map(has_worked, trace.attempts)):
@@ -62,6 +62,10 @@ def spent(trace: Trace) -> Spent:
         max(counted.completion_tokens, trace.num_pieces),
         True,
     )
+
+
+def bounded(tokens: int) -> int:
+    return min(max(tokens, 0), MAX_TOKENS)
 
 
 def engine_s(trace: Trace) -> float:
