@@ -328,6 +328,14 @@ async def test_a_request_does_not_wait_for_ever(start: Start) -> None:
     assert state_of(gateway) == {"state": "loading", "open": 0, "waiting": 0, "makes_room": False, "failure": ""}
 
 
+async def test_who_waits_in_vain_is_not_told_which_models_others_use(start: Start) -> None:
+    hidden = on_demand("hidden", engine="stuck")
+    gateway = await begin(start, hidden, on_demand(engine="stuck"), residency={"max_loaded": 1, "wait_timeout_s": 0.3})
+    answers = await asyncio.gather(gateway.chat(model="hidden"), gateway.chat())
+    assert [status for status, _, _ in answers] == [503, 503]
+    assert "hidden" not in answers[1][1]["error"]["message"]
+
+
 async def test_a_second_model_evicts_the_idle_first(start: Start) -> None:
     gateway = await begin(start, on_demand("a"), on_demand("b"), max_loaded=1)
     assert (await gateway.chat(model="a"))[0] == 200
