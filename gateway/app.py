@@ -28,6 +28,7 @@ from gateway.handlers.openai import OpenAIHandlers
 from gateway.handlers.questions import QuestionHandlers
 from gateway.handlers.response_store import ResponseStore, store_of
 from gateway.handlers.responses import ResponsesHandlers
+from gateway.open_requests import OpenRequests
 from gateway.records.ledger import Ledger
 from gateway.records.ledger_files import FOLDER
 from gateway.records.metrics import Metrics
@@ -47,7 +48,9 @@ from gateway.web.middleware import Sink, enveloping, headers_of, log_access, rec
 
 FLEET = web.AppKey("fleet", Fleet)
 LOADER = web.AppKey("loader", Loader)
-DISPATCHER = web.AppKey("dispatcher", Dispatcher)
+OPEN_REQUESTS = web.AppKey("open_requests", OpenRequests)
+QUOTAS = web.AppKey("quotas", Quotas)
+METRICS = web.AppKey("metrics", Metrics)
 RESPONSES = web.AppKey("responses", ResponseStore)  # absent where nothing is kept
 
 
@@ -103,18 +106,18 @@ def create_app(
     app = web.Application(
         middlewares=[
             recording(sinks, sampling),
-            enveloping(dispatcher),
+            enveloping(dispatcher.open_requests),
             authenticating(ring, config.auth),
         ],
         client_max_size=config.server.max_body_mib << 20,
     )
-    app.on_response_prepare.append(headers_of(dispatcher))
+    app.on_response_prepare.append(headers_of(dispatcher.open_requests))
     app.add_routes(OpenAIHandlers(dispatcher, config.server).routes())
     app.add_routes(ModelHandlers(fleet).routes())
     app.add_routes(AnthropicHandlers(dispatcher, fleet, config.server).routes())
     app.add_routes(QuestionHandlers(dispatcher, fleet, config.server).routes())
     app.add_routes(ResponsesHandlers(dispatcher, config.server, store).routes())
-    app.add_routes(AdminHandlers(dispatcher, fleet, loader, metrics, prefixes).routes())
+    app.add_routes(AdminHandlers(dispatcher.open_requests, fleet, loader, metrics, prefixes).routes())
 
     async def keeping(_: web.Application) -> AsyncIterator[None]:
         if store is not None:
@@ -151,7 +154,9 @@ def create_app(
     app.cleanup_ctx.extend([keeping, running])
     app[FLEET] = fleet
     app[LOADER] = loader
-    app[DISPATCHER] = dispatcher
+    app[OPEN_REQUESTS] = dispatcher.open_requests
+    app[QUOTAS] = quotas
+    app[METRICS] = metrics
     if store is not None:
         app[RESPONSES] = store
     return app

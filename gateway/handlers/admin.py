@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from gateway.dispatch import Dispatcher
+from gateway.open_requests import OpenRequests
 from gateway.records.metrics import CONTENT_TYPE, Metrics
 from gateway.records.prefixes import PrefixWatch
 from gateway.records.trace import TRACE
@@ -25,9 +25,9 @@ from gateway.web.envelope import JSON
 
 class AdminHandlers:
     def __init__(
-        self, dispatcher: Dispatcher, fleet: Fleet, loader: Loader, metrics: Metrics, prefixes: PrefixWatch
+        self, open_requests: OpenRequests, fleet: Fleet, loader: Loader, metrics: Metrics, prefixes: PrefixWatch
     ) -> None:
-        self._dispatcher = dispatcher
+        self._open_requests = open_requests
         self._fleet = fleet
         self._loader = loader
         self._metrics = metrics
@@ -55,7 +55,7 @@ class AdminHandlers:
             for model in self._fleet.models.values()
             if not model.can_serve
         }
-        if self._dispatcher.is_draining:
+        if self._open_requests.is_draining:
             return _json_response({"status": "draining"}, 503)
         return _json_response(
             {"status": "starting", "waiting_for": waiting} if waiting else {"status": "ready"}, 503 if waiting else 200
@@ -71,9 +71,9 @@ class AdminHandlers:
     async def status(self, _: web.Request) -> web.Response:
         return _json_response(
             {
-                "status": "draining" if self._dispatcher.is_draining else "serving",
+                "status": "draining" if self._open_requests.is_draining else "serving",
                 "uptime_s": round(time.time() - self._fleet.created),
-                "in_flight": self._dispatcher.in_flight,
+                "in_flight": self._open_requests.in_flight,
                 "models": [self._model_status(model) for model in self._fleet.models.values()],
                 "groups": [_group_status(group) for group in self._fleet.groups.values()],
             }

@@ -16,8 +16,9 @@ import msgspec
 from aiohttp import web
 
 from adapters.errors import GoodgateError, RequestError
+from gateway.answer import Question
 from gateway.config import ServerConfig
-from gateway.dispatch import Dispatcher, Question
+from gateway.dispatch import Dispatcher
 from gateway.handlers.anthropic_answers import MESSAGE_STOP, PING, MessageEvents, MessageFold, MessageHead
 from gateway.handlers.anthropic_requests import MessagesBody, decode_count, decode_messages
 from gateway.handlers.streaming import tell_how_it_ends
@@ -71,7 +72,8 @@ class AnthropicHandlers:
         tell = partial(_error_event, body=body, request_id=trace.request_id)
         framing = Framing(heartbeat=PING, end=MESSAGE_STOP, error=tell)
         stream = EventStream(request, self._limits, framing=framing)
-        return await tell_how_it_ends(stream, partial(self._send_events, stream, body, trace), self._dispatcher, trace)
+        send = partial(self._send_events, stream, body, trace)
+        return await tell_how_it_ends(stream, send, self._dispatcher.open_requests, trace)
 
     async def _send_events(self, stream: EventStream, body: MessagesBody, trace: Trace) -> None:
         async with self._dispatcher.open([body.chat()], trace, on_late=stream.open) as answer:

@@ -25,8 +25,9 @@ from adapters.types import (
     decode_chat,
     one_or_several,
 )
+from gateway.answer import Answer
 from gateway.config import ServerConfig
-from gateway.dispatch import Answer, Dispatcher
+from gateway.dispatch import Dispatcher
 from gateway.handlers.openai_wire import (
     REASONING_FIELDS,
     AnswerHead,
@@ -116,7 +117,7 @@ class OpenAIHandlers:
     ) -> web.StreamResponse:
         stream = EventStream(request, self._limits)
         send = partial(self._send_events, stream, requests, dialect, trace)
-        return await tell_how_it_ends(stream, send, self._dispatcher, trace)
+        return await tell_how_it_ends(stream, send, self._dispatcher.open_requests, trace)
 
     async def _send_events(
         self, stream: EventStream, requests: Sequence[GenerateRequest], dialect: Dialect, trace: Trace

@@ -20,8 +20,9 @@ from adapters.servers.side_answers import (
     text_answer,
     tokens_answer,
 )
+from gateway.answer import Question
 from gateway.config import ServerConfig
-from gateway.dispatch import Dispatcher, Question
+from gateway.dispatch import Dispatcher
 from gateway.records.trace import TRACE
 from gateway.replicas.fleet import Fleet
 from gateway.tenants import cost

@@ -16,8 +16,9 @@ from aiohttp import web
 
 from adapters.errors import GoodgateError, InvalidRequest, RequestError
 from adapters.types import ChatRequest
+from gateway.answer import Answer
 from gateway.config import ServerConfig
-from gateway.dispatch import Answer, Dispatcher
+from gateway.dispatch import Dispatcher
 from gateway.handlers.response_store import ResponseStore, Stored, StoreFailed
 from gateway.handlers.responses_body import (
     Item,
@@ -130,7 +131,8 @@ class ResponsesHandlers:
     async def _stream(self, request: web.Request, turn: Turn) -> web.StreamResponse:
         framing = Framing(heartbeat=HEARTBEAT, end=b"", error=turn.failure)  # the last event says that it is the last
         stream, trace = EventStream(request, self._limits, framing=framing), request[TRACE]
-        return await tell_how_it_ends(stream, partial(self._send_events, stream, turn, trace), self._dispatcher, trace)
+        send = partial(self._send_events, stream, turn, trace)
+        return await tell_how_it_ends(stream, send, self._dispatcher.open_requests, trace)
 
     async def _send_events(self, stream: EventStream, turn: Turn, trace: Trace) -> None:
         async with self._dispatcher.open([turn.chat], trace, on_late=stream.open) as answer:

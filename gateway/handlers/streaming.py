@@ -1,7 +1,7 @@
 """What every dialect's streams have in common: however an answer ends, its client is told.
 
 stream = EventStream(request, limits)
-return await tell_how_it_ends(stream, send, dispatcher, trace)         # `send` opens the stream, fills and ends it
+return await tell_how_it_ends(stream, send, open_requests, trace)         # `send` opens the stream, fills and ends it
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from adapters.errors import GoodgateError
-from gateway.dispatch import Dispatcher
+from gateway.open_requests import OpenRequests
 from gateway.records import logs
 from gateway.records.trace import Trace
 from gateway.web import envelope
@@ -22,7 +22,7 @@ _log = logs.logger("stream")
 
 
 async def tell_how_it_ends(
-    stream: EventStream, send: Callable[[], Awaitable[None]], dispatcher: Dispatcher, trace: Trace
+    stream: EventStream, send: Callable[[], Awaitable[None]], open_requests: OpenRequests, trace: Trace
 ) -> web.StreamResponse:
     """The 200 leaves with the first chunk: an earlier failure has its true status, a later one is an event. Only while
     a model is being loaded does it leave before, after the first heartbeat."""
@@ -36,7 +36,7 @@ async def tell_how_it_ends(
     except asyncio.CancelledError:
         if stream.is_whole:
             trace.status = stream.response.status
-        if stream.is_whole or not (dispatcher.is_cut_off and stream.is_open):
+        if stream.is_whole or not (open_requests.is_cut_off and stream.is_open):
             raise
         error_event = envelope.shutting_down()
         trace.code = error_event.code or ""

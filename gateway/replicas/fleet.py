@@ -89,6 +89,11 @@ class Replica:
     def is_ready(self) -> bool:
         return self.state is State.READY
 
+    @property
+    def started_adapter(self) -> EngineAdapter[Any]:
+        assert self.adapter is not None  # routing offers only replicas that have started
+        return self.adapter
+
 
 @dataclass(slots=True, eq=False)
 class ServedModel:

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from adapters.errors import GoodgateError, InvalidRequest
-from gateway.dispatch import Dispatcher
+from gateway.open_requests import OpenRequests
 from gateway.records import logs
 from gateway.records.trace import TRACE, Trace, new_request_id
 from gateway.records.trace_context import Sampling, begin, new_span_id
@@ -53,7 +53,7 @@ def recording(sinks: Sequence[Sink], sampling: Sampling) -> Middleware:
     return middleware
 
 
-def enveloping(dispatcher: Dispatcher) -> Middleware:
+def enveloping(open_requests: OpenRequests) -> Middleware:
     """Every failure becomes the envelope. What we did not foresee is logged whole, and answered with its id only."""
 
     @web.middleware
@@ -61,7 +61,7 @@ def enveloping(dispatcher: Dispatcher) -> Middleware:
         try:
             return await handler(request)
         except asyncio.CancelledError:
-            if not (dispatcher.is_cut_off and _is_connected(request)):
+            if not (open_requests.is_cut_off and _is_connected(request)):
                 raise  # the client left
             error: GoodgateError = envelope.shutting_down()
         except GoodgateError as failure:
@@ -78,7 +78,7 @@ def enveloping(dispatcher: Dispatcher) -> Middleware:
     return middleware
 
 
-def headers_of(dispatcher: Dispatcher) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+def headers_of(open_requests: OpenRequests) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
     """Names the request, and what answered it, on every response. While draining, connections are given up too."""
 
     async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
@@ -91,7 +91,7 @@ def headers_of(dispatcher: Dispatcher) -> Callable[[web.Request, web.StreamRespo
             if (last := trace.last_attempt) is not None:
                 response.headers["x-goodgate-engine"] = last.engine
                 response.headers["x-goodgate-replica"] = last.replica
-        if dispatcher.is_draining:
+        if open_requests.is_draining:
             response.force_close()
             response.headers["Connection"] = "close"
 

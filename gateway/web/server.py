@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from adapters.errors import GoodgateError
-from gateway.app import DISPATCHER, FLEET
+from gateway.app import FLEET, OPEN_REQUESTS
 from gateway.config import ServerConfig
 from gateway.web.protocol import Connection
 
@@ -66,7 +66,7 @@ async def serving(app: web.Application, config: ServerConfig, sock: socket.socke
         )
         try:
             yield
-            await app[DISPATCHER].drain(config.drain_timeout_s)  # still listening: new requests are told 503
+            await app[OPEN_REQUESTS].drain(config.drain_timeout_s)  # still listening: new requests are told 503
         finally:
             listener.close()
     finally:
@@ -82,7 +82,7 @@ async def serve_until_signal(
 
     def on_signal() -> None:
         if stop.done():
-            app[DISPATCHER].hurry()
+            app[OPEN_REQUESTS].hurry()
         else:
             stop.set_result(None)
 

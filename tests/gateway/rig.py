@@ -1,6 +1,6 @@
 """A gateway on a real socket for a test, and engines to put behind it.
 
-    gateway = await start(model(fake()))      # a running gateway; gateway.url, gateway.dispatcher, gateway.fleet
+    gateway = await start(model(fake()))      # a running gateway; gateway.url, gateway.open_requests, gateway.fleet
     upstream = await upstream_of(script)              # an HTTP engine whose every byte is in the test
 
 Every test ends with the check that no task is left behind.
@@ -25,10 +25,11 @@ import pytest
 from aiohttp import web
 
 from adapters import registry
-from gateway.app import DISPATCHER, FLEET, create_app
+from gateway.app import FLEET, OPEN_REQUESTS, QUOTAS, create_app
 from gateway.config import AdapterClass, parse_config
-from gateway.dispatch import Dispatcher
+from gateway.open_requests import OpenRequests
 from gateway.replicas.fleet import Fleet
+from gateway.tenants.quotas import Quotas
 from gateway.web.server import listen, serving
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
@@ -45,8 +46,12 @@ class Gateway:
     _anthropic: list[anthropic.AsyncAnthropic] = field(default_factory=list)
 
     @property
-    def dispatcher(self) -> Dispatcher:
-        return self.app[DISPATCHER]
+    def open_requests(self) -> OpenRequests:
+        return self.app[OPEN_REQUESTS]
+
+    @property
+    def quotas(self) -> Quotas:
+        return self.app[QUOTAS]
 
     @property
     def fleet(self) -> Fleet:

@@ -52,7 +52,7 @@ async def counted(gateway: Gateway, series: str) -> dict[str, float]:
 
 
 async def check_counters(gateway: Gateway, code: str, status: int, route: str = CHAT) -> None:
-    await until(lambda: gateway.dispatcher.in_flight == 0, timeout_s=1)
+    await until(lambda: gateway.open_requests.in_flight == 0, timeout_s=1)
     assert await counted(gateway, "goodgate_in_flight") == {}
     assert await counted(gateway, "goodgate_errors_total") == {f'code="{code}",model="m"': 1.0}
     replica = 'engine="vllm",model="m"'

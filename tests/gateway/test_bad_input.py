@@ -46,7 +46,7 @@ async def begin(start: Start, upstream_of: UpstreamOf) -> tuple[Gateway, Upstrea
 async def check_serves(gateway: Gateway, engine: Upstream, route: str) -> None:
     """Nothing bad has reached the engine, and what is good does."""
     assert [request.path for request in engine.requests] == []
-    assert gateway.dispatcher.in_flight == 0
+    assert gateway.open_requests.in_flight == 0
     assert (await gateway.post(route, sent(route)))[0] == 200
     assert engine.num_generations == 1
 

@@ -104,7 +104,7 @@ async def test_a_body_that_is_cut_leaves_nothing_behind(start: Start) -> None:
     writer.write(POST + b"Content-Length: 100\r\n\r\n{")
     await asyncio.sleep(0.05)
     writer.close()
-    await until(lambda: gateway.dispatcher.in_flight == 0)
+    await until(lambda: gateway.open_requests.in_flight == 0)
     assert (await gateway.chat())[0] == 200
 
 

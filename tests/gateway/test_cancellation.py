@@ -70,7 +70,7 @@ async def test_a_client_that_leaves_closes_the_engines_connection(
 
     await ask_and_leave(gateway, under_way, **fields)
     await until(lambda: upstream.num_closed == 1, timeout_s=NOTICED_WITHIN_S)
-    await until(lambda: gateway.dispatcher.in_flight == 0, timeout_s=NOTICED_WITHIN_S)
+    await until(lambda: gateway.open_requests.in_flight == 0, timeout_s=NOTICED_WITHIN_S)
     assert gateway.fleet.replicas[0].in_flight == 0
 
 
@@ -88,7 +88,7 @@ async def test_a_client_that_leaves_a_fanned_out_request_stops_every_part(
         await until(lambda: upstream.num_generations == 3)
         response.close()
     await until(lambda: upstream.num_closed == 3, timeout_s=NOTICED_WITHIN_S)
-    await until(lambda: gateway.dispatcher.in_flight == 0)
+    await until(lambda: gateway.open_requests.in_flight == 0)
 
 
 @pytest.mark.replay("G04")
@@ -100,7 +100,7 @@ async def test_g04_aborted_requests_give_their_places_back_at_once(start: Start,
     gateway = await start(model(upstream.replica()), server={"max_in_flight": 2})
     for number in (1, 2):
         await ask_and_leave(gateway, lambda _, n=number: until(lambda: upstream.num_generations == n))
-    await until(lambda: gateway.dispatcher.in_flight == 0, timeout_s=NOTICED_WITHIN_S)
+    await until(lambda: gateway.open_requests.in_flight == 0, timeout_s=NOTICED_WITHIN_S)
     status, body, _ = await gateway.chat()
     assert status == 200
     assert body["choices"][0]["message"]["content"] == "ok"
@@ -110,7 +110,7 @@ async def test_g04_aborted_requests_give_their_places_back_at_once(start: Start,
 async def test_a_full_gateway_says_503_and_when_to_come_back(start: Start) -> None:
     gateway = await start(fake_model(ttft_ms=2000), server={"max_in_flight": 1})
     waiting = asyncio.create_task(gateway.chat())
-    await until(lambda: gateway.dispatcher.in_flight == 1)
+    await until(lambda: gateway.open_requests.in_flight == 1)
     status, body, headers = await gateway.chat()
     assert status == 503
     assert body["error"]["code"] == "overloaded"
@@ -118,7 +118,7 @@ async def test_a_full_gateway_says_503_and_when_to_come_back(start: Start) -> No
     assert (await gateway.get("/health"))[0] == 200  # no priority inversion: questions pass a full gateway
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    await until(lambda: gateway.dispatcher.in_flight == 0)
+    await until(lambda: gateway.open_requests.in_flight == 0)
 
 
 def num_connections(gateway: Gateway) -> int:
@@ -134,7 +134,7 @@ async def test_200_streams_at_once_leave_nothing_behind(start: Start) -> None:
     num_tasks = len(asyncio.all_tasks())
     answers = await asyncio.gather(*(gateway.events() for _ in range(200)))
     assert all(len(answer) == 13 and answer[-1] == "[DONE]" for answer in answers)
-    assert gateway.dispatcher.in_flight == 0
+    assert gateway.open_requests.in_flight == 0
     assert gateway.fleet.replicas[0].in_flight == 0
     await gateway.client.close()
     await until(lambda: num_connections(gateway) == 0)
@@ -153,7 +153,7 @@ async def test_300_aborts_at_random_moments_leave_nothing_behind(start: Start) -
         await ask_and_leave(gateway, lambda _: asyncio.sleep(delay_s), **fields)
 
     await asyncio.gather(*(abort(number) for number in range(300)))
-    await until(lambda: gateway.dispatcher.in_flight == 0)
+    await until(lambda: gateway.open_requests.in_flight == 0)
     assert gateway.fleet.replicas[0].in_flight == 0
     adapter = gateway.fleet.replicas[0].adapter
     assert adapter is not None
@@ -180,7 +180,7 @@ async def test_f13_a_client_that_reads_nothing_is_cut_off_and_the_engine_stops(
         await asyncio.get_running_loop().sock_sendall(client, HEAD % len(body) + body)
         await until(lambda: upstream.num_generations == 1)
         await until(lambda: upstream.num_closed == 1)
-    await until(lambda: gateway.dispatcher.in_flight == 0)
+    await until(lambda: gateway.open_requests.in_flight == 0)
 
 
 @pytest.mark.replay("W18")

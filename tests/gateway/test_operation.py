@@ -17,7 +17,6 @@ import pytest
 
 from adapters.errors import EngineUnavailable
 from adapters.fake import Adapter as FakeAdapter
-from gateway.app import DISPATCHER
 from gateway.records.logs import JSONLines, TextLines
 from tests.gateway.rig import HELLO, Reply, Script, Start, Upstream, fake, fake_model, model, until
 
@@ -127,9 +126,9 @@ async def test_the_log_never_holds_the_prompt_or_the_answer(start: Start, caplog
 async def test_f19_draining_refuses_new_requests_and_lets_open_streams_finish(start: Start) -> None:
     gateway = await start(fake_model(ttft_ms=0, itl_ms=20, tokens=20))
     streams = [asyncio.create_task(gateway.events()) for _ in range(5)]
-    await until(lambda: gateway.dispatcher.in_flight == 5)
-    drain = asyncio.create_task(gateway.dispatcher.drain(5))
-    await until(lambda: gateway.dispatcher.is_draining)
+    await until(lambda: gateway.open_requests.in_flight == 5)
+    drain = asyncio.create_task(gateway.open_requests.drain(5))
+    await until(lambda: gateway.open_requests.is_draining)
     status, body, headers = await gateway.chat()
     assert (status, body["error"]["code"]) == (503, "overloaded")
     assert int(headers["Retry-After"]) >= 1
@@ -151,7 +150,7 @@ async def test_f19_what_does_not_finish_in_time_is_told_so(start: Start, upstrea
     stream, whole = asyncio.create_task(gateway.events()), asyncio.create_task(gateway.chat())
     await until(lambda: upstream.num_generations == 2)
     await asyncio.sleep(0.05)
-    await gateway.app[DISPATCHER].drain(0.1)
+    await gateway.open_requests.drain(0.1)
     events = await stream
     assert json.loads(events[-1])["error"]["code"] == "overloaded"
     assert "[DONE]" not in events
@@ -172,7 +171,7 @@ async def test_a_stream_cut_off_by_draining_is_followed_by_nothing(start: Start,
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     received = await reader.readuntil(b'"a"')
-    await gateway.dispatcher.drain(0.1)
+    await gateway.open_requests.drain(0.1)
     async with asyncio.timeout(0.5):
         received += await reader.readuntil(b"0\r\n\r\n")
     with contextlib.suppress(TimeoutError):

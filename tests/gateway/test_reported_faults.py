@@ -61,7 +61,7 @@ async def test_g05_a_replica_that_goes_and_comes_back_never_has_less_than_nothin
     assert [(await each)[0] for each in asked] == [200] * 10
     assert min(seen) >= 0
     assert max(seen) <= 10
-    assert (replica.in_flight, gateway.dispatcher.in_flight) == (0, 0)
+    assert (replica.in_flight, gateway.open_requests.in_flight) == (0, 0)
 
 
 @pytest.mark.replay("G10")
@@ -83,7 +83,7 @@ async def test_g10_an_error_amid_a_stream_is_told_once_and_costs_nothing_more(
     events = await gateway.events()
     assert [json.loads(event).get("error") is not None for event in events].count(True) == 1
     assert "error" in json.loads(events[-1])
-    await until(lambda: gateway.dispatcher.in_flight == 0)
+    await until(lambda: gateway.open_requests.in_flight == 0)
     begun = time.process_time()
     await asyncio.sleep(0.2)
     assert time.process_time() - begun < 0.1  # idle
@@ -180,7 +180,7 @@ async def test_a11_requests_sent_ahead_of_an_answer_are_not_all_read_and_hide_no
     await asyncio.sleep(0.3)
     assert writer.transport.get_write_buffer_size() > len(many) / 2  # most of them are still with the client
     assert (await gateway.get("/health"))[0] == 200
-    await until(lambda: gateway.dispatcher.in_flight == 0)  # nobody could notice that this client leaves
+    await until(lambda: gateway.open_requests.in_flight == 0)  # nobody could notice that this client leaves
     await until(lambda: upstream.num_closed == 1)
     writer.transport.abort()
 

@@ -235,7 +235,7 @@ async def test_a_fault_in_an_adapter_in_mid_stream_is_an_error_event(start: Star
     events = await gateway.events()
     assert json.loads(events[-1])["error"]["code"] == "internal_error"
     assert "[DONE]" not in events
-    assert gateway.dispatcher.in_flight == 0
+    assert gateway.open_requests.in_flight == 0
 
 
 async def test_an_engine_that_ends_without_a_chunk_or_a_finish_is_an_error_in_both_modes(start: Start) -> None:

@@ -248,13 +248,13 @@ async def test_a_client_that_leaves_while_its_request_is_queued_gives_its_place_
     """The engine has one place; who waits for it and leaves must not take it later."""
     gateway = await start(fake_model(ttft_ms=300, max_concurrent=1))
     served = asyncio.create_task(gateway.chat())
-    await until(lambda: gateway.dispatcher.in_flight == 1)
+    await until(lambda: gateway.open_requests.in_flight == 1)
     waiting = asyncio.create_task(_post(gateway, stream=stream))
-    await until(lambda: gateway.dispatcher.in_flight == 2)
+    await until(lambda: gateway.open_requests.in_flight == 2)
     waiting.cancel()
-    await until(lambda: gateway.dispatcher.in_flight == 1, timeout_s=0.5)
+    await until(lambda: gateway.open_requests.in_flight == 1, timeout_s=0.5)
     assert (await served)[0] == 200
-    assert gateway.dispatcher.in_flight == 0
+    assert gateway.open_requests.in_flight == 0
 
 
 async def _post(gateway: Gateway, **fields: Any) -> bytes:

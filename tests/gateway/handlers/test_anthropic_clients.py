@@ -496,7 +496,7 @@ async def test_g17_a_late_failure_is_an_error_event_with_nothing_after_it(
         await _streamed(gateway)(**ASKED)
     with pytest.raises(anthropic.InternalServerError):
         await gateway.anthropic.messages.create(**ASKED)
-    assert gateway.dispatcher.in_flight == 0
+    assert gateway.open_requests.in_flight == 0
 
 
 @pytest.mark.replay("W18")
@@ -527,9 +527,9 @@ async def test_a_shutdown_that_takes_too_long_tells_open_streams_in_anthropics_w
     upstream = await upstream_of(hang)
     gateway = await start(model(upstream.replica()))
     asking = asyncio.create_task(stream_text(gateway))
-    await until(lambda: gateway.dispatcher.in_flight == 1 and upstream.num_generations == 1)
+    await until(lambda: gateway.open_requests.in_flight == 1 and upstream.num_generations == 1)
     await asyncio.sleep(0.05)
-    await gateway.dispatcher.drain(0.05)
+    await gateway.open_requests.drain(0.05)
     events = events_in(await asking)
     assert events[-1][0] == "error"
     assert events[-1][1]["error"]["type"] == "overloaded_error"
@@ -567,7 +567,7 @@ async def test_g03_a_client_that_leaves_messages_closes_the_engines_connection(
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
     await until(lambda: upstream.num_closed == 1, timeout_s=NOTICED_WITHIN_S)
-    await until(lambda: gateway.dispatcher.in_flight == 0, timeout_s=NOTICED_WITHIN_S)
+    await until(lambda: gateway.open_requests.in_flight == 0, timeout_s=NOTICED_WITHIN_S)
     assert gateway.fleet.replicas[0].in_flight == 0
     await until(lambda: len(asyncio.all_tasks()) <= num_tasks + 1)  # the client's own connection
 

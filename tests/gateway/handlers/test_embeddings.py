@@ -107,7 +107,7 @@ async def test_it_is_answered_counted_and_logged_as_a_generation_is(
     assert 'goodgate_attempts_total{engine="fake",model="m",outcome="ok",replica="fake-0"} 1.0' in counted
     assert 'goodgate_prompt_tokens_total{engine="fake",model="m",replica="fake-0"} 2.0' in counted
     assert any("mine-1" in str(record.__dict__) for record in caplog.records)
-    assert gateway.dispatcher.in_flight == 0
+    assert gateway.open_requests.in_flight == 0
 
 
 # --------------------------------------------------------------------------------------------------------- refusals
@@ -234,18 +234,18 @@ async def test_a_client_that_leaves_stops_the_engine(start: Start, upstream_of: 
     gateway = await start(model(upstream.replica(embeddings=True)))
     task = asyncio.create_task(embed(gateway))
     await until(lambda: upstream.num_generations == 1)
-    assert gateway.dispatcher.in_flight == 1
+    assert gateway.open_requests.in_flight == 1
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     await until(lambda: upstream.num_closed == 1, timeout_s=1)
-    await until(lambda: gateway.dispatcher.in_flight == 0, timeout_s=1)
+    await until(lambda: gateway.open_requests.in_flight == 0, timeout_s=1)
 
 
 async def test_a_full_gateway_refuses_at_once(start: Start) -> None:
     gateway = await start(fake_model(ttft_ms=60_000), server={"max_in_flight": 1})
     waiting = asyncio.create_task(embed(gateway))
-    await until(lambda: gateway.dispatcher.in_flight == 1)
+    await until(lambda: gateway.open_requests.in_flight == 1)
     status, body, _ = await embed(gateway)
     assert (status, body["error"]["code"]) == (503, "overloaded")
     waiting.cancel()

@@ -158,7 +158,7 @@ async def test_a_streamed_list_of_prompts_sums_its_usage_in_one_last_event(start
     }
     finished = [e["choices"][0]["index"] for e in decoded[:-1] if e["choices"][0]["finish_reason"]]
     assert sorted(finished) == [0, 1]
-    await until(lambda: gateway.dispatcher.in_flight == 0)
+    await until(lambda: gateway.open_requests.in_flight == 0)
 
 
 async def test_the_synchronous_client_works_too(start: Start) -> None:

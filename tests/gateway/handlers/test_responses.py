@@ -427,7 +427,7 @@ async def test_what_cannot_be_honoured_is_refused_by_the_callers_name_for_it(
         await gateway.openai.responses.create(**ASK, extra_body=fields, stream=is_stream)
     assert refused.value.status_code == (404 if param == "model" else 400)
     assert refused.value.param == param
-    assert gateway.dispatcher.in_flight == 0
+    assert gateway.open_requests.in_flight == 0
 
 
 async def test_a_client_that_sends_null_for_every_optional_field_is_answered(start: Start) -> None:
@@ -493,7 +493,7 @@ async def test_g23_a_late_failure_never_looks_like_success(
             pass
     status, body, _ = await gateway.post("/v1/responses", ASK)
     assert (status, set(body)) == (502, {"error"})
-    await until(lambda: gateway.dispatcher.in_flight == 0)
+    await until(lambda: gateway.open_requests.in_flight == 0)
 
 
 async def test_an_early_failure_has_its_true_status(start: Start, upstream_of: UpstreamOf) -> None:
@@ -510,9 +510,9 @@ async def test_a_shutdown_is_told_to_a_stream_that_it_ends(start: Start, upstrea
 
     gateway = await start(model((await upstream_of(stalls)).replica()))
     open_stream = asyncio.create_task(events_of(gateway))
-    await until(lambda: gateway.dispatcher.in_flight == 1)
+    await until(lambda: gateway.open_requests.in_flight == 1)
     await asyncio.sleep(0.05)
-    await gateway.dispatcher.drain(0)
+    await gateway.open_requests.drain(0)
     events = await open_stream
     assert types_of(events)[-2:] == ["failed", "error"]
     assert events[-1]["code"] == "overloaded"
@@ -549,7 +549,7 @@ async def test_g03_a_client_that_leaves_stops_the_engine(
 
     await ask_and_leave(gateway, under_way, stream=is_stream)
     await until(lambda: upstream.num_closed == 1, timeout_s=NOTICED_WITHIN_S)
-    await until(lambda: gateway.dispatcher.in_flight == 0, timeout_s=NOTICED_WITHIN_S)
+    await until(lambda: gateway.open_requests.in_flight == 0, timeout_s=NOTICED_WITHIN_S)
     assert gateway.fleet.replicas[0].in_flight == 0
 
 
@@ -564,10 +564,10 @@ async def test_g04_places_are_free_after_aborted_and_after_completed_responses(
     gateway = await start(model(upstream.replica()), server={"max_in_flight": 2})
     for number in (1, 2):
         await ask_and_leave(gateway, lambda _, n=number: until(lambda: upstream.num_generations == n), stream=True)
-    await until(lambda: gateway.dispatcher.in_flight == 0, timeout_s=NOTICED_WITHIN_S)
+    await until(lambda: gateway.open_requests.in_flight == 0, timeout_s=NOTICED_WITHIN_S)
     for _ in range(3):
         both = await asyncio.gather(events_of(gateway), answer(gateway))
-        assert gateway.dispatcher.in_flight == 0  # at once: the place is free before the last event leaves
+        assert gateway.open_requests.in_flight == 0  # at once: the place is free before the last event leaves
         assert both[0][-1]["type"] == "response.completed"
 
 

@@ -338,7 +338,7 @@ async def test_a_client_that_has_its_whole_stream_did_not_leave_too_early(
 ) -> None:
     secret = KeyStore(tmp_path).create(NewKey(name="alice"))
     gateway = await start(fake_model())
-    quotas = gateway.dispatcher._quotas
+    quotas = gateway.quotas
     reserved = quotas.reserved
 
     @asynccontextmanager

@@ -210,9 +210,9 @@ async def test_a_fault_that_nobody_foresaw_is_logged_without_its_words(start: St
 async def test_a_client_that_leaves_takes_its_prompt_along(start: Start, lines: Lines) -> None:
     gateway = await start(model(fake(ttft_ms=10_000)))
     request = asyncio.create_task(gateway.chat(**CHAT))
-    await until(lambda: gateway.dispatcher.in_flight == 1)
+    await until(lambda: gateway.open_requests.in_flight == 1)
     request.cancel()
-    await until(lambda: gateway.dispatcher.in_flight == 0)
+    await until(lambda: gateway.open_requests.in_flight == 0)
     await until(lambda: "499" in str(lines))
     assert PROMPT not in str(lines)
 

@@ -154,7 +154,7 @@ async def test_an_embedding_and_a_request_that_reaches_no_engine_have_spans_too(
 async def test_a_client_that_leaves_is_no_error(start: Start, collector: Collector) -> None:
     gateway = await start(model(fake(ttft_ms=10_000)), tracing=tracing(collector))
     request = asyncio.create_task(gateway.chat())
-    await until(lambda: gateway.dispatcher.in_flight == 1)
+    await until(lambda: gateway.open_requests.in_flight == 1)
     request.cancel()
     await until(lambda: len(collector.spans) == 2)
     assert [span.status.code for span in collector.spans] == [0, 0]

@@ -407,7 +407,7 @@ async def test_two_models_that_take_turns_under_load_answer_every_request(start:
 async def test_a_client_that_leaves_during_a_load_leaks_nothing(start: Start) -> None:
     gateway = await begin(start, on_demand(engine="slow"), server=PROMPTLY)
     await asyncio.gather(leave_after(gateway, 0.05), leave_after(gateway, 0.2, stream=True))
-    await until(lambda: state_of(gateway)["waiting"] == 0 and gateway.dispatcher.in_flight == 0)
+    await until(lambda: state_of(gateway)["waiting"] == 0 and gateway.open_requests.in_flight == 0)
     assert state_of(gateway)["state"] == "loading", "the load goes on: whoever asked once asks again"
     await until(lambda: served(gateway).is_ready, PATIENCE_S)
     assert state_of(gateway)["open"] == 0
@@ -427,7 +427,7 @@ async def test_clients_that_come_and_go_at_any_moment_leave_the_counts_right(sta
     moments = [0.002 * number**2 for number in range(24)]
     leaving = (leave_after(gateway, at, model="ab"[n % 2], stream=n % 3 > 0) for n, at in enumerate(moments))
     await asyncio.gather(*leaving)
-    await until(lambda: gateway.dispatcher.in_flight == 0)
+    await until(lambda: gateway.open_requests.in_flight == 0)
     assert [(await gateway.chat(model=name))[0] for name in "ab"] == [200, 200]
     assert {state_of(gateway, name)[count] for name in "ab" for count in ("open", "waiting")} == {0}
 
@@ -583,7 +583,7 @@ async def test_stopping_while_a_model_is_loaded_leaves_no_process(start: Start, 
     asked = [asyncio.create_task(gateway.chat(model=name)) for name in "mn"]
     await until(lambda: len(processes()) >= 2, PATIENCE_S)
     began = time.monotonic()
-    await gateway.dispatcher.drain(0.1)
+    await gateway.open_requests.drain(0.1)
     await gateway.app[LOADER].close()
     await gateway.fleet.close()
     assert processes() == []

@@ -61,7 +61,7 @@ async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def spending(gateway: Gateway, account: Account) -> Spending:
-    return (await gateway.dispatcher._quotas.store.states([account])).states[0].spending
+    return (await gateway.quotas.store.states([account])).states[0].spending
 
 
 # The rules
@@ -338,9 +338,9 @@ async def test_a42_clients_that_leave_at_any_moment_leave_nothing_held(start: St
 
     for _ in range(10):
         await asyncio.gather(*(leave(0.0005 * n) for n in range(1, 101)), return_exceptions=True)
-    await until(lambda: gateway.dispatcher.in_flight == 0)
+    await until(lambda: gateway.open_requests.in_flight == 0)
     [key] = KeyStore(tmp_path).all()
-    state = (await gateway.dispatcher._quotas.store.states([key.own])).states[0]
+    state = (await gateway.quotas.store.states([key.own])).states[0]
     assert (state.used.in_flight, state.spending.tokens_held, state.spending.gpu_us_held) == (0, 0, 0)
 
 

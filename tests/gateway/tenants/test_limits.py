@@ -42,7 +42,7 @@ async def ask(gateway: Gateway, headers: dict[str, str], **fields: Any) -> tuple
 
 def at_one_moment(gateway: Gateway, home: Path) -> FileStore:
     """The gateway's quotas, for which no time passes, so that every figure is exact."""
-    store = gateway.dispatcher._quotas.store = FileStore(home, clock=lambda: Now(1_000.0, 1_000.0))
+    store = gateway.quotas.store = FileStore(home, clock=lambda: Now(1_000.0, 1_000.0))
     return store
 
 
@@ -214,7 +214,7 @@ async def test_200_callers_at_once_never_have_more_open_than_allowed(start: Star
     async def watch() -> None:
         nonlocal most
         while True:
-            most = max(most, gateway.dispatcher.in_flight)
+            most = max(most, gateway.open_requests.in_flight)
             await asyncio.sleep(0)
 
     watcher = asyncio.create_task(watch())
@@ -223,7 +223,7 @@ async def test_200_callers_at_once_never_have_more_open_than_allowed(start: Star
     assert most <= 5
     assert Counter(status for status, _, _ in answers)[200] >= 5
     assert {status for status, _, _ in answers} == {200, 429}
-    await until(lambda: gateway.dispatcher.in_flight == 0)
+    await until(lambda: gateway.open_requests.in_flight == 0)
     assert (await ask(gateway, headers))[0] == 200
 
 
@@ -244,12 +244,12 @@ async def test_g04_clients_that_leave_and_answers_that_end_free_their_places_at_
     waiting = [{"role": "user", "content": "wait"}]
     for is_stream in (True, False, True):
         held = [asyncio.create_task(ask(gateway, headers, messages=waiting, stream=is_stream)) for _ in range(2)]
-        await until(lambda: gateway.dispatcher.in_flight == 2)
+        await until(lambda: gateway.open_requests.in_flight == 2)
         assert (await ask(gateway, headers))[0] == 429
         for task in held:
             task.cancel()
         await asyncio.gather(*held, return_exceptions=True)
-        await until(lambda: gateway.dispatcher.in_flight == 0, timeout_s=1)
+        await until(lambda: gateway.open_requests.in_flight == 0, timeout_s=1)
         for _ in range(3):  # and completed ones do not pile up
             assert (await ask(gateway, headers))[0] == 200
 
@@ -278,7 +278,7 @@ async def test_a_minute_of_tokens_refuses_what_does_not_fit_and_says_when_it_wil
     headers = key_in(tmp_path, tokens_per_min=600)
     gateway = await start(fake_model(tokens=5, ttft_ms=500))
     first = asyncio.create_task(ask(gateway, headers, max_tokens=500))
-    await until(lambda: gateway.dispatcher.in_flight == 1)
+    await until(lambda: gateway.open_requests.in_flight == 1)
     status, body, shown = await ask(gateway, headers, max_tokens=200)
     assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
     assert "600 tokens a minute" in body["error"]["message"]
@@ -313,12 +313,12 @@ async def test_a42_a_client_that_leaves_before_the_end_pays_for_what_it_got(star
     async with gateway.client.post(gateway.url + CHAT, json={**HELLO, "stream": True}, headers=headers) as response:
         for _ in range(20):
             await response.content.readuntil(b"\n\n")
-    await until(lambda: gateway.dispatcher.in_flight == 0)
+    await until(lambda: gateway.open_requests.in_flight == 0)
     for_the_stream = (await used(store, key)).tokens
     assert 20 <= for_the_stream < 200
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(ask(gateway, headers), 0.4)
-    await until(lambda: gateway.dispatcher.in_flight == 0)
+    await until(lambda: gateway.open_requests.in_flight == 0)
     assert 10 <= (await used(store, key)).tokens - for_the_stream < 200
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from gateway.app import METRICS
 from gateway.config import ConfigError, parse_config
 from gateway.tenants import quotas_redis
 from gateway.tenants.accounts import Account, Claim, InsufficientQuota, State
@@ -307,10 +308,10 @@ async def test_while_the_server_is_down_bounded_keys_are_refused_and_then_all_is
         assert (status, body["error"]["code"], shown["Retry-After"]) == (503, "quotas_unavailable", "1")
         assert "try again shortly" in body["error"]["message"]
     assert (await ask(gateway, free))[0] == 200  # without bounds nobody has to be asked
-    assert 'goodgate_unmetered_requests_total{decision="refused"} 3.0' in gateway.dispatcher._metrics.render().decode()
+    assert 'goodgate_unmetered_requests_total{decision="refused"} 3.0' in gateway.app[METRICS].render().decode()
     await server.start()
     await eventually(lambda: is_let_in(gateway, bounded))
-    store = gateway.dispatcher._quotas.store
+    store = gateway.quotas.store
     [key] = [key for key in KeyStore(tmp_path).all() if key.name == "a"]
     seen = (await store.states([key.own])).states[0]
     assert seen.spending.tokens > 0
@@ -447,6 +448,6 @@ async def test_a_missing_library_is_named_with_what_installs_it(start: Start) ->
 async def test_a_server_that_was_never_there_stops_no_start(start: Start, tmp_path: Path) -> None:
     secret = KeyStore(tmp_path).create(NewKey(name="a", limits=Limits(concurrent=1)))
     gateway = await start(fake_model(), quotas={"store": f"redis://127.0.0.1:{free_port()}/0"})
-    await until(lambda: gateway.dispatcher._quotas.store._is_down)  # type: ignore[attr-defined]
+    await until(lambda: gateway.quotas.store._is_down)  # type: ignore[attr-defined]
     status, body, _ = await ask(gateway, secret)
     assert (status, body["error"]["code"]) == (503, "quotas_unavailable")
