@@ -60,7 +60,8 @@ def test_a_race_in_which_an_engine_answered_nothing_fails_the_check(race_folder:
 
 
 def test_every_shipped_configuration_passes_its_own_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REMOTE_API_KEY", "a-key")  # which the example names
+    for secret in ("REMOTE_API_KEY", "QUOTAS_PASSWORD"):  # which the example names
+        monkeypatch.setenv(secret, "a-secret")
     for config in sorted((ROOT / "configs").glob("*.yaml")):
         command = [sys.executable, "-m", "goodgate", "serve", "--config", str(config), "--check-config"]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
