@@ -104,7 +104,15 @@ def loaded(gateway: Gateway) -> set[str]:
 
 
 def processes() -> list[int]:
-    return descendants(os.getpid())
+    """Engines with their supervisors. What multiprocessing keeps beside the tests' own process is none of theirs."""
+    return [pid for pid in descendants(os.getpid()) if not is_resource_tracker(pid)]
+
+
+def is_resource_tracker(pid: int) -> bool:
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def resident_mib(pid: int) -> float:
