@@ -12,6 +12,7 @@ from pathlib import Path
 from aiohttp import web
 
 from adapters import registry
+from gateway.admission.open_requests import OpenRequests
 from gateway.config import (
     Config,
     FindAdapter,
@@ -28,7 +29,6 @@ from gateway.handlers.openai import OpenAIHandlers
 from gateway.handlers.questions import QuestionHandlers
 from gateway.handlers.response_store import ResponseStore, store_of
 from gateway.handlers.responses import ResponsesHandlers
-from gateway.open_requests import OpenRequests
 from gateway.records.ledger import Ledger
 from gateway.records.ledger_files import FOLDER
 from gateway.records.metrics import Metrics
@@ -36,9 +36,9 @@ from gateway.records.prefixes import PrefixWatch
 from gateway.records.spans import SpanExporter
 from gateway.records.trace_context import Sampling
 from gateway.replicas import health
-from gateway.replicas.evidence import ProvenGoodput
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.loader import Loader
+from gateway.routing.evidence import ProvenGoodput
 from gateway.tenants.auth import authenticating
 from gateway.tenants.keys import KeyRing, KeyStore
 from gateway.tenants.quotas import Quotas, Store

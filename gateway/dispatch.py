@@ -29,16 +29,19 @@ from adapters.base import EngineAdapter
 from adapters.errors import ContextLengthExceeded
 from adapters.tools.strict import strict_tools
 from adapters.types import CacheSalt, GenerateRequest, Usage
-from gateway.answer import Answer, Question
-from gateway.attempts import Attempts, first_to_answer
+from gateway.admission.open_requests import OpenRequests
+from gateway.attempts.answer import Answer, Question
+from gateway.attempts.attempt import Attempts
+from gateway.attempts.retries import first_to_answer
 from gateway.fan_out import fan_out
-from gateway.open_requests import OpenRequests
 from gateway.records.metrics import Metrics
 from gateway.records.prefixes import PrefixWatch
 from gateway.records.trace import Trace
-from gateway.replicas.fleet import Fleet, ServedModel
+from gateway.replicas.fleet import Fleet
 from gateway.replicas.loader import Loader, OnLate
-from gateway.replicas.router import Router
+from gateway.replicas.replica import ServedModel
+from gateway.routing.ask import Ask
+from gateway.routing.router import Router
 from gateway.shaping import shaped
 from gateway.tenants import cost
 from gateway.tenants.charges import Charges
@@ -82,7 +85,10 @@ class Dispatcher:
         requests = [self._prepared(each, model, trace) for each in requests]
         costs = [cost.of_generation(each) for each in requests]
         _note(trace, model, requests, costs)
-        opens = [partial(self._generation, model, trace, on_late, each) for each in requests]
+        opens = [
+            partial(self._generation, model, trace, on_late, request, Ask(**each._asdict()))
+            for request, each in zip(requests, costs, strict=True)
+        ]
         with self.open_requests.admitted(len(requests)):
             async with self._charges.held(trace, costs), _answer_of(opens, model, requests[0].num_choices) as answer:
                 yield answer
@@ -96,8 +102,9 @@ class Dispatcher:
         trace.expected_prompt_tokens = question.expected_tokens
         with self.open_requests.admitted(1):
             async with self._charges.held(trace, [Cost(question.expected_tokens, 0)]), AsyncExitStack() as stack:
-                replicas = self._router.route([model], question.check, trace)
-                return await first_to_answer(stack, replicas, partial(self._attempts.ask, trace, question))
+                ask = Ask(prompt_tokens=question.expected_tokens)
+                replicas = self._router.route([model], question.check, trace, ask)
+                return await first_to_answer(stack, replicas, partial(self._attempts.ask, trace, question, ask))
 
     def _prepared(self, request: GenerateRequest, model: ServedModel, trace: Trace) -> GenerateRequest:
         """The request as replicas get it. Its `model` is then what a `*` in their own name for it stands for."""
@@ -111,7 +118,7 @@ class Dispatcher:
 
     @asynccontextmanager
     async def _generation(
-        self, model: ServedModel, trace: Trace, on_late: OnLate | None, request: GenerateRequest
+        self, model: ServedModel, trace: Trace, on_late: OnLate | None, request: GenerateRequest, ask: Ask
     ) -> AsyncIterator[Answer]:
         """The answer of the first replica that gives one: of the model's own, or of those of its fallbacks. A prompt
         that is too long for it goes to the models that are there for long ones."""
@@ -121,16 +128,16 @@ class Dispatcher:
             if self._salts.is_required:
                 adapter.check_salt(request)
 
-        attempt = partial(self._attempts.generate, trace, request, await strict_tools(request))
+        attempt = partial(self._attempts.generate, trace, request, await strict_tools(request), ask)
         async with AsyncExitStack() as stack:
             chain = [model, *self._models(model.config.fallbacks, trace)]
             try:
-                answer = await first_to_answer(stack, self._router.route(chain, check, trace, on_late), attempt)
+                answer = await first_to_answer(stack, self._router.route(chain, check, trace, ask, on_late), attempt)
             except ContextLengthExceeded:
                 longer = self._models(model.config.context_fallbacks, trace)
                 if not longer:
                     raise
-                answer = await first_to_answer(stack, self._router.route(longer, check, trace, on_late), attempt)
+                answer = await first_to_answer(stack, self._router.route(longer, check, trace, ask, on_late), attempt)
             yield answer
 
     def _models(self, names: Sequence[str], trace: Trace) -> list[ServedModel]:

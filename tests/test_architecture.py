@@ -5,7 +5,7 @@ R2 only adapters/native.py and adapters/models/model_files.py import native_engi
 R3 engine modules in adapters/ never import each other.
 R4 gateway imports no concrete engine, no torch, no litellm.
 R5 arena reaches engines over HTTP; only its load-generator process imports locust or gevent.
-R7 the environment is read in cli, config and __main__ modules only.
+R7 the environment is read in cli, config, environment and __main__ modules only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WEB = {"aiohttp", "httpx", "requests", "flask", "fastapi", "uvicorn", "starlette
 TORCH_FREE = {"config", "sampling_params", "sequence", "step", "blocks", "scheduler", "errors", "engine", "capacity"}
 # Programs of their own, run by path: supervise.py hands its environment on to the engine that it starts, and
 # litellm_worker.py writes the switches there that litellm reads.
-READS_ENVIRONMENT = {"cli", "config", "__main__", "supervise", "litellm_worker"}
+READS_ENVIRONMENT = {"cli", "config", "environment", "__main__", "supervise", "litellm_worker"}
 MEETS_NATIVE_ENGINE = ("adapters/native.py", "adapters/models/model_files.py")
 ARENA_MAY = {
     "launching.launch", "wire.sse", "wire.unreachable", "models.model_store", "registry", "config", "errors", "base",

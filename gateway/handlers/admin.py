@@ -13,12 +13,13 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from gateway.open_requests import OpenRequests
+from gateway.admission.open_requests import OpenRequests
 from gateway.records.metrics import CONTENT_TYPE, Metrics
 from gateway.records.prefixes import PrefixWatch
 from gateway.records.trace import TRACE
-from gateway.replicas.fleet import Fleet, Replica, ServedModel
+from gateway.replicas.fleet import Fleet
 from gateway.replicas.loader import Loader
+from gateway.replicas.replica import Replica, ServedModel
 from gateway.tenants.auth import admin, public
 from gateway.web.envelope import JSON
 

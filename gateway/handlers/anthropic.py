@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from adapters.errors import GoodgateError, RequestError
-from gateway.answer import Question
+from gateway.attempts.answer import Question
 from gateway.config import ServerConfig
 from gateway.dispatch import Dispatcher
 from gateway.handlers.anthropic_answers import MESSAGE_STOP, PING, MessageEvents, MessageFold, MessageHead

@@ -25,7 +25,7 @@ from adapters.types import (
     decode_chat,
     one_or_several,
 )
-from gateway.answer import Answer
+from gateway.attempts.answer import Answer
 from gateway.config import ServerConfig
 from gateway.dispatch import Dispatcher
 from gateway.handlers.openai_wire import (

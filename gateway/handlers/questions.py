@@ -20,7 +20,7 @@ from adapters.servers.side_answers import (
     text_answer,
     tokens_answer,
 )
-from gateway.answer import Question
+from gateway.attempts.answer import Question
 from gateway.config import ServerConfig
 from gateway.dispatch import Dispatcher
 from gateway.records.trace import TRACE

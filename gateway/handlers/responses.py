@@ -16,7 +16,7 @@ from aiohttp import web
 
 from adapters.errors import GoodgateError, InvalidRequest, RequestError
 from adapters.types import ChatRequest
-from gateway.answer import Answer
+from gateway.attempts.answer import Answer
 from gateway.config import ServerConfig
 from gateway.dispatch import Dispatcher
 from gateway.handlers.response_store import ResponseStore, Stored, StoreFailed

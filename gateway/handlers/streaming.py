@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from adapters.errors import GoodgateError
-from gateway.open_requests import OpenRequests
+from gateway.admission.open_requests import OpenRequests
 from gateway.records import logs
 from gateway.records.trace import Trace
 from gateway.web import envelope

@@ -24,7 +24,8 @@ from prometheus_client.registry import Collector
 from adapters.types import Usage
 from gateway.records.metric_table import LABELS, MAX_SERIES, METRICS, OTHER, Label, Metric
 from gateway.records.trace import Attempt, Trace
-from gateway.replicas.fleet import Fleet, Replica, State
+from gateway.replicas.fleet import Fleet
+from gateway.replicas.replica import Replica, State
 from gateway.tenants import cost
 from gateway.tenants.cost import Spent
 

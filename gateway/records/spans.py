@@ -31,7 +31,8 @@ from gateway.records import logs
 from gateway.records.metrics import Metrics
 from gateway.records.trace import CANCELLED, Attempt, Trace
 from gateway.records.trace_context import TraceContext
-from gateway.replicas.fleet import Fleet, Replica
+from gateway.replicas.fleet import Fleet
+from gateway.replicas.replica import Replica
 
 MAX_WAITING = 4096  # ended requests that wait to be exported; about 2 KB each
 MAX_BATCH = 256  # requests in one export

@@ -22,8 +22,6 @@ import difflib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,15 +31,16 @@ import msgspec
 from adapters.base import EngineAdapter, Load
 from adapters.errors import EngineUnavailable, GoodgateError, ModelNotFound
 from adapters.launching.kept_alive import Ready, Restarting, kept_alive
-from adapters.launching.launch import EngineProcess, launch
+from adapters.launching.launch import launch
 from adapters.launching.restart import Policy
 from adapters.models.model_store import ModelMissing
 from adapters.wire.engine_client import launched_options
 from gateway.config import Config, FindAdapter, GroupConfig, ModelConfig, ReplicaConfig, adapter_options
 from gateway.records import logs
-from gateway.replicas.engine_time import EngineTime
+from gateway.records.trace import Attempt
 from gateway.replicas.names import MAX_LENGTH, Match, Names
-from gateway.shaping import Shape, shape_of
+from gateway.replicas.replica import Replica, ServedModel, State
+from gateway.shaping import shape_of
 from gateway.tenants.keys import Key
 
 FIRST_RETRY_S = 1.0
@@ -55,91 +54,6 @@ _log = logs.logger("fleet")
 
 class CannotIsolate(EngineUnavailable):
     """Tenants must not share a prefix cache, and this engine would let them."""
-
-
-class State(Enum):
-    UNLOADED = "unloaded"
-    STARTING = "starting"
-    READY = "ready"
-    UNHEALTHY = "unhealthy"
-    FAILED = "failed"
-
-
-@dataclass(slots=True, eq=False)
-class Replica:
-    """One running instance of an engine, as the gateway sees it."""
-
-    name: str
-    model: str
-    engine: str
-    config: ReplicaConfig
-    adapter: EngineAdapter[Any] | None = None
-    process: EngineProcess | None = None
-    state: State = State.STARTING
-    reason: str = "It has not answered yet."  # for everybody: no line of an engine's log
-    details: str = ""  # for operators: the reason with the last lines of the log, where there are any
-    end: str = ""  # the reason of its engine's end
-    has_started: bool = False  # it can be asked; while it is False only its start may say how it fares
-    num_restarts: int = 0
-    in_flight: int = 0
-    engine_time: EngineTime = field(default_factory=EngineTime)
-    load: Load = field(default_factory=Load)
-
-    @property
-    def is_ready(self) -> bool:
-        return self.state is State.READY
-
-    @property
-    def started_adapter(self) -> EngineAdapter[Any]:
-        assert self.adapter is not None  # routing offers only replicas that have started
-        return self.adapter
-
-
-@dataclass(slots=True, eq=False)
-class ServedModel:
-    """A configured model with its replicas, or a group with those of its models. `turn` counts its requests, for round
-    robin; `shape` is what holds for them; `starts` are the tasks that bring a model's replicas up, and keep up those
-    that are launched."""
-
-    config: ModelConfig | GroupConfig
-    replicas: list[Replica]
-    shape: Shape | None = None
-    turn: int = 0
-    starts: list[asyncio.Task[None]] = field(default_factory=list)
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def name(self) -> str:
-        return self.config.name
-
-    @property
-    def is_ready(self) -> bool:
-        return any(replica.is_ready for replica in self.replicas)
-
-    def rank(self, replica: Replica) -> int:
-        """The place of the replica's model in the group."""
-        return self.config.models.index(replica.model) if isinstance(self.config, GroupConfig) else 0
-
-    @property
-    def is_on_demand(self) -> bool:
-        return isinstance(self.config, ModelConfig) and self.config.load == "on_demand"
-
-    @property
-    def can_serve(self) -> bool:
-        """It is ready, or a request would have it loaded."""
-        is_to_come = any(replica.state in (State.UNLOADED, State.STARTING) for replica in self.replicas)
-        return self.is_ready or (self.is_on_demand and is_to_come)
-
-    def tell_change(self) -> None:
-        self._changed.set()
-
-    async def change(self) -> None:
-        """Waits until the state of one of its replicas changes."""
-        self._changed.clear()
-        await self._changed.wait()
-
-    def is_for(self, caller: Key | None) -> bool:
-        return caller is None or caller.may_use((self.name, *self.config.aliases))
 
 
 class Fleet:
@@ -204,16 +118,18 @@ class Fleet:
         return ModelNotFound(f"There is no model {shown!r}; {hint}", param="model")
 
     @contextmanager
-    def generation(self, replica: Replica) -> Iterator[Callable[[float], float]]:
-        """Counts one open generation on the replica for as long as the block lasts. What it gives tells, at a time
-        within the block, the generation's share of the replica's time."""
+    def generation(self, replica: Replica, tokens: int) -> Iterator[Callable[[float], float]]:
+        """Counts one open generation of at most so many tokens on the replica for as long as the block lasts. What it
+        gives tells, at a time within the block, the generation's share of the replica's time."""
         replica.in_flight += 1
+        replica.open_tokens += tokens
         mark = replica.engine_time.opened(time.perf_counter())
         try:
             yield partial(replica.engine_time.share, mark)
         finally:
             replica.engine_time.closed(time.perf_counter())
             replica.in_flight -= 1
+            replica.open_tokens -= tokens
 
     def mark(self, replica: Replica, state: State, reason: str = "", details: str = "") -> None:
         """Set a replica's state; a change is logged once."""
@@ -229,10 +145,11 @@ class Fleet:
         self.models[replica.model].tell_change()
         self._has_served = self._has_served or state is State.READY
 
-    def note_unavailable(self, replica: Replica, reason: str) -> None:
-        """An attempt could not reach the replica. What is known of a launched engine that is down says more."""
-        if replica.has_started:
-            self.mark(replica, State.UNHEALTHY, reason)
+    def note_attempt(self, replica: Replica, attempt: Attempt, failure: GoodgateError | None) -> None:
+        """An attempt has ended. One that could not reach the replica takes it out at once, until a probe finds it well;
+        what is known of a launched engine that is down says more."""
+        if isinstance(failure, EngineUnavailable) and replica.has_started:
+            self.mark(replica, State.UNHEALTHY, failure.for_records)  # everybody reads it on /ready
 
     def next_turn(self, model: ServedModel) -> int:
         """The number of this request among the model's requests."""

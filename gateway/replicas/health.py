@@ -12,7 +12,8 @@ import asyncio
 from adapters.base import Health
 from gateway.config import HealthConfig
 from gateway.records import logs
-from gateway.replicas.fleet import Fleet, Replica, State
+from gateway.replicas.fleet import Fleet
+from gateway.replicas.replica import Replica, State
 
 _log = logs.logger("health")
 

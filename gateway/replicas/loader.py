@@ -26,7 +26,8 @@ from gateway.config import Config
 from gateway.records import logs
 from gateway.records.metrics import Metrics
 from gateway.records.trace import Trace
-from gateway.replicas.fleet import Fleet, ServedModel
+from gateway.replicas.fleet import Fleet
+from gateway.replicas.replica import ServedModel
 from gateway.replicas.residency import Decision, Phase, Resident, Rules, decide
 
 FIRST_PAUSE_S = 1.0

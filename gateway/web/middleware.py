@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from adapters.errors import GoodgateError, InvalidRequest
-from gateway.open_requests import OpenRequests
+from gateway.admission.open_requests import OpenRequests
 from gateway.records import logs
 from gateway.records.trace import TRACE, Trace, new_request_id
 from gateway.records.trace_context import Sampling, begin, new_span_id

@@ -25,9 +25,9 @@ import pytest
 from aiohttp import web
 
 from adapters import registry
+from gateway.admission.open_requests import OpenRequests
 from gateway.app import FLEET, OPEN_REQUESTS, QUOTAS, create_app
 from gateway.config import AdapterClass, parse_config
-from gateway.open_requests import OpenRequests
 from gateway.replicas.fleet import Fleet
 from gateway.tenants.quotas import Quotas
 from gateway.web.server import listen, serving

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.replicas.fleet import State
+from gateway.replicas.replica import State
 from tests.gateway.bad_input import CHAT
 from tests.gateway.rig import HELLO, Reply, Script, Start, Upstream, fake_model, model, raw, until
 

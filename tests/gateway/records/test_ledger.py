@@ -19,8 +19,8 @@ from gateway.records.ledger_files import FOLDER
 from gateway.records.ledger_reader import LedgerReader, Span
 from gateway.records.record import PHASES, Record, detail_of
 from gateway.tenants.keys import KeyStore, NewKey
-from tests.gateway.replicas.test_evidence import NATIVE, document, write
 from tests.gateway.rig import HELLO, Gateway, Reply, Script, Start, Upstream, fake, fake_model, model, until
+from tests.gateway.routing.test_evidence import NATIVE, document, write
 
 UpstreamOf = Callable[[Script], Awaitable[Upstream]]
 DEAD = {"engine": "vllm", "name": "dead", "options": {"url": "http://127.0.0.1:9", "model": "x"}}

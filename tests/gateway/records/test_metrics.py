@@ -21,8 +21,8 @@ from gateway.replicas.fleet import Fleet
 from gateway.replicas.health import probe
 from gateway.tenants.keys import KeyStore, NewKey
 from scripts.metrics_page import PAGE, written
-from tests.gateway.replicas.test_evidence import NATIVE, document, write
 from tests.gateway.rig import Gateway, Reply, Script, Start, Upstream, fake, fake_model, model, until
+from tests.gateway.routing.test_evidence import NATIVE, document, write
 
 
 class TellingEngine(FakeAdapter):

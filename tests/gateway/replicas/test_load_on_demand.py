@@ -23,7 +23,7 @@ from adapters.launching.restart import Policy
 from adapters.launching.supervise import descendants
 from adapters.models.model_store import Model, ModelStore
 from gateway.app import LOADER
-from gateway.replicas.fleet import ServedModel, State
+from gateway.replicas.replica import ServedModel, State
 from tests.gateway.rig import HELLO, Gateway, Start, fake, model, until
 
 PATIENCE_S = 30

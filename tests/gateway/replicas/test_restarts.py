@@ -25,8 +25,8 @@ from adapters.launching.launch import LaunchSpec
 from adapters.launching.restart import Policy
 from adapters.launching.supervise import descendants
 from adapters.models.model_store import Model
-from gateway.replicas.fleet import Replica, State
 from gateway.replicas.health import probe
+from gateway.replicas.replica import Replica, State
 from tests.gateway.rig import Gateway, Start, fake, model, until
 
 ROOT = Path(__file__).parents[3]

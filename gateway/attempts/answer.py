@@ -15,7 +15,7 @@ from adapters.base import EngineAdapter
 from adapters.errors import StreamInterrupted
 from adapters.types import Chunk, Usage
 from gateway.records.trace import Trace
-from gateway.replicas.router import Check
+from gateway.routing.router import Check
 
 T = TypeVar("T")
 

@@ -13,9 +13,9 @@ import pytest
 
 from arena.evidence import digest
 from gateway.config import ReplicaConfig
-from gateway.replicas import evidence
-from gateway.replicas.evidence import Entry, EvidenceError, entry_of, parse_evidence
-from gateway.replicas.fleet import Replica
+from gateway.replicas.replica import Replica
+from gateway.routing import evidence
+from gateway.routing.evidence import Entry, EvidenceError, entry_of, parse_evidence
 from tests.gateway.rig import Gateway, Start, fake, model
 
 NATIVE = {

@@ -4,7 +4,7 @@
         ...
     await open_requests.drain(30)                  # new ones are refused, open ones end or are cancelled
 
-Whether one may come in decides admission.py, which is pure; here is the count that it is asked about.
+Whether one may come in decides capacity.py, which is pure; here is the count that it is asked about.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from adapters.errors import InvalidRequest
-from gateway import admission
+from gateway.admission import capacity
 
 
 class OpenRequests:
@@ -31,7 +31,7 @@ class OpenRequests:
         """Counts the generations of the current task's request for as long as the block lasts."""
         if num_wanted > self._max_in_flight:
             raise InvalidRequest(f"One request may hold at most {self._max_in_flight} prompts.", param="prompt")
-        refusal = admission.refusal(
+        refusal = capacity.refusal(
             num_wanted,
             in_flight=self.in_flight,
             max_in_flight=self._max_in_flight,

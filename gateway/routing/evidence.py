@@ -22,7 +22,8 @@ from msgspec import Meta, Struct
 
 from gateway.records import logs
 from gateway.records.metrics import Values
-from gateway.replicas.fleet import Fleet, Replica
+from gateway.replicas.fleet import Fleet
+from gateway.replicas.replica import Replica
 
 FORMAT = "goodgate-evidence/1"
 MAX_BYTES = 4 << 20

@@ -3,7 +3,7 @@
     async for replica in router.route([model, *fallbacks], check, trace):
         ...                                        # an attempt; the next replica is asked for if that fails
 
-Which order is best says routing.py, which is pure; here are the models in their turn, those that have to be loaded
+Which order is best says policies.py, which is pure; here are the models in their turn, those that have to be loaded
 first, and what is noted for whoever asks later why a replica was chosen.
 """
 
@@ -15,9 +15,11 @@ from typing import Any, TypeAlias
 from adapters.base import EngineAdapter
 from adapters.errors import EngineUnavailable, GoodgateError, Overloaded, UnsupportedOperation, UnsupportedParameter
 from gateway.records.trace import Candidate, Trace
-from gateway.replicas.fleet import Fleet, Replica, ServedModel, State
+from gateway.replicas.fleet import Fleet
 from gateway.replicas.loader import Loader, OnLate
-from gateway.replicas.routing import POLICIES, ReplicaView
+from gateway.replicas.replica import Replica, ServedModel, State
+from gateway.routing.ask import Ask
+from gateway.routing.policies import POLICIES, ReplicaView
 
 NOT_READY_RETRY_AFTER_S = 2.0
 
@@ -30,7 +32,7 @@ class Router:
         self._loader = loader
 
     async def route(
-        self, chain: Sequence[ServedModel], check: Check, trace: Trace, on_late: OnLate | None = None
+        self, chain: Sequence[ServedModel], check: Check, trace: Trace, ask: Ask, on_late: OnLate | None = None
     ) -> AsyncGenerator[Replica, None]:
         """Replicas that can do what is asked, best first: those of the first model in the chain, then of the next. A
         model is kept loaded until the next one is wanted, or the route is closed. Gives at least one, or raises."""
@@ -45,7 +47,7 @@ class Router:
                 refusal = refusal or error
                 continue
             with held:
-                for replica in self._in_order(served, trace):
+                for replica in self._in_order(served, trace, ask):
                     try:
                         check(replica.started_adapter)
                     except (UnsupportedParameter, UnsupportedOperation) as error:
@@ -61,14 +63,19 @@ class Router:
                 raise refusal
             yield _last_resort(chain[0])
 
-    def _in_order(self, model: ServedModel, trace: Trace) -> list[Replica]:
+    def _in_order(self, model: ServedModel, trace: Trace, ask: Ask) -> list[Replica]:
         ready = {f"{replica.model}/{replica.name}": replica for replica in model.replicas if replica.is_ready}
-        views = [ReplicaView(name, each.in_flight, model.rank(each)) for name, each in ready.items()]
-        order = [ready[view.name] for view in POLICIES[model.config.routing](views, self._fleet.next_turn(model))]
+        views = [_view(name, each, model) for name, each in ready.items()]
+        policy = POLICIES[model.config.routing]
+        order = [ready[view.name] for view in policy(views, ask, self._fleet.next_turn(model))]
         if model.name not in trace.routed:  # prompts of one body see nearly the same
             trace.routed.append(model.name)
             trace.candidates.extend(_candidates(model, order))
         return order
+
+
+def _view(name: str, replica: Replica, model: ServedModel) -> ReplicaView:
+    return ReplicaView(name, in_flight=replica.in_flight, open_tokens=replica.open_tokens, rank=model.rank(replica))
 
 
 def _last_resort(model: ServedModel) -> Replica:

@@ -1,0 +1,206 @@
+"""Every key of the configuration file, as a field of a frozen struct with its default and its bounds.
+
+configs/gateway.example.yaml shows them all, and a test holds the two together. What depends on more than one key is in
+checks.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+from adapters.base import EngineAdapter
+from adapters.errors import GoodgateError
+from adapters.wire.engine_client import URL
+from gateway.shaping import Rules
+
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\s\x00-\x1f\x7f]+\Z")]
+
+Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
+
+Gib: TypeAlias = Annotated[float, Meta(gt=0, le=1_000_000)]
+
+AdapterClass: TypeAlias = type[EngineAdapter[Any]]
+
+FindAdapter: TypeAlias = Callable[[str], AdapterClass]
+
+Isolation: TypeAlias = Literal["auto", "require", "off"]
+
+RoutingPolicy: TypeAlias = Literal["round_robin", "least_load"]
+
+
+class ConfigError(GoodgateError):
+    """The configuration cannot be used. The message names the place and what to write there."""
+
+    code = "config_error"
+
+
+class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the gateway listens, and the limits that protect it."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 8080
+    max_body_mib: Annotated[int, Meta(ge=1, le=1024)] = 32
+    header_timeout_s: Seconds = 10
+    body_timeout_s: Seconds = 30
+    write_timeout_s: Seconds = 30
+    heartbeat_s: Seconds = 15
+    max_in_flight: Annotated[int, Meta(ge=1, le=1_000_000)] = 512
+    drain_timeout_s: Annotated[float, Meta(ge=0, le=86_400)] = 30
+    reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "reasoning_content"
+
+
+class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often each replica is asked for its health, and how long it may take to answer."""
+
+    interval_s: Seconds = 5
+    timeout_s: Seconds = 5
+
+
+class AuthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may call. `required` is by default as soon as a key was ever made."""
+
+    required: Literal["auto"] | bool = "auto"
+    open: bool = False
+    loopback_is_admin: bool = False
+
+
+class TenantsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far tenants are kept apart in engines' prefix caches. The key of their salts is made once in GOODGATE_HOME;
+    several hosts need one in common, of 32 characters or more."""
+
+    isolate_prefix_cache: Isolation = "auto"
+    cache_salt_env: Name | None = None
+    cache_salt_file: Annotated[str, Meta(min_length=1)] | None = None
+
+
+class LogsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is logged to stderr: one line an event, never a prompt or a key. `verbatim` lets in what may quote one: the
+    words of engines that fail, and the messages of faults that nobody foresaw."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+    access: bool = True
+    verbatim: bool = False
+
+
+class TracingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where OpenTelemetry spans go, if anywhere, and for what share of the traces that begin here."""
+
+    exporter: Literal["none", "otlp"] = "none"
+    endpoint: URL = "http://127.0.0.1:4318"
+    sample: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    headers_env: Name | None = None
+
+
+class PrefixesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Are fingerprints of prompts kept, to tell tenants where their prompts destroy the reuse of prefix caches?"""
+
+    advice: bool = True
+
+
+class ResponsesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is kept of /v1/responses for clients that come back to it: where, how much and how long."""
+
+    keep: Literal["memory", "file", "none"] = "memory"
+    max_responses: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
+    max_mib: Annotated[int, Meta(ge=1, le=65_536)] = 256
+    ttl_s: Annotated[float, Meta(gt=0, le=366 * 86_400)] = 86_400
+
+
+class LedgerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is kept of each request, for `goodgate usage` and `goodgate why`: never a prompt, an answer or a key."""
+
+    keep: Literal["file", "none"] = "file"
+    keep_days: Annotated[int, Meta(ge=1, le=3660)] = 90
+    max_mib: Annotated[int, Meta(ge=8, le=1 << 20)] = 1024
+
+
+class QuotasConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where is kept what keys have used: in a file of this host, or in a Redis or Valkey that several hosts share."""
+
+    store: Annotated[str, Meta(pattern=r"^(file|(redis|rediss|unix)://[^\s\x00-\x1f\x7f]+)\Z")] = "file"
+    username: Name | None = None
+    password_env: Name | None = None
+    password_file: Name | None = None
+    prefix: Name = "goodgate:"
+    timeout_s: Annotated[float, Meta(gt=0, le=60)] = 0.25
+    lease_s: Annotated[int, Meta(ge=1, le=3600)] = 10
+    when_down: Literal["refuse", "allow"] = "refuse"
+
+
+class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One running instance of an engine, or with `launch` one that the gateway starts and stops."""
+
+    engine: Name
+    name: Name | None = None
+    launch: bool = False
+    model: Name | None = None
+    options: dict[str, Any] = {}
+
+
+class SloConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a model's callers are promised: milliseconds to the first token, and for each one after it."""
+
+    ttft_ms: Annotated[float, Meta(gt=0, le=3_600_000)] | None = None
+    tpot_ms: Annotated[float, Meta(gt=0, le=60_000)] | None = None
+
+
+class NamedConfig(Rules, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What clients can ask for by a name: which names those are, what holds for the requests, and who answers if the
+    first choice cannot. Aliases may be patterns."""
+
+    name: Name
+    aliases: tuple[Name, ...] = ()
+    fallbacks: tuple[Name, ...] = ()
+    context_fallbacks: tuple[Name, ...] = ()
+    max_attempts: Annotated[int, Meta(ge=1, le=10)] = 3
+    slo: SloConfig = SloConfig()
+
+
+class ModelConfig(NamedConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model, and the replicas that serve it."""
+
+    routing: RoutingPolicy = "least_load"
+    load: Literal["at_start", "on_demand"] = "at_start"
+    unload_after_s: Seconds | None = None
+    memory_gib: Gib | None = None
+    replicas: Annotated[tuple[ReplicaConfig, ...], Meta(min_length=1)]
+
+
+class GroupConfig(NamedConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Several models under one name: the first that can answers, or the one with the least to do."""
+
+    routing: Literal["order"] | RoutingPolicy = "order"
+    models: Annotated[tuple[Name, ...], Meta(min_length=1)]
+
+
+class ResidencyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which of the models that are loaded on demand may be loaded together, and how long a load and a wait may take."""
+
+    max_loaded: Annotated[int, Meta(ge=1)] | None = None
+    groups: tuple[Annotated[tuple[Name, ...], Meta(min_length=1)], ...] = ()
+    memory_gib: Gib | None = None
+    load_timeout_s: Seconds = 600
+    wait_timeout_s: Seconds = 600
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    server: ServerConfig = ServerConfig()
+    health: HealthConfig = HealthConfig()
+    auth: AuthConfig = AuthConfig()
+    tenants: TenantsConfig = TenantsConfig()
+    logs: LogsConfig = LogsConfig()
+    tracing: TracingConfig = TracingConfig()
+    prefixes: PrefixesConfig = PrefixesConfig()
+    responses: ResponsesConfig = ResponsesConfig()
+    ledger: LedgerConfig = LedgerConfig()
+    quotas: QuotasConfig = QuotasConfig()
+    evidence: Annotated[str, Meta(min_length=1)] | None = None
+    residency: ResidencyConfig = ResidencyConfig()
+    models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
+    groups: tuple[GroupConfig, ...] = ()

@@ -1,0 +1,54 @@
+"""YAML to plain data, for files that somebody else may have written: no tags, no aliases, no key twice, no depths."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import yaml
+
+from gateway.config.schema import ConfigError
+
+MAX_DEPTH = 32
+
+
+def read_yaml(text: bytes) -> object:
+    try:
+        _check_tokens(yaml.scan(text, Loader=yaml.SafeLoader))
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: the 31st of February
+        raise ConfigError(f"This is not valid YAML: {' '.join(str(error).split())}.") from error
+
+
+def _check_tokens(tokens: Iterable[yaml.Token]) -> None:
+    """Aliases can grow a small file into gigabytes, and PyYAML takes the square of the depth to read brackets in
+    brackets: a configuration needs neither."""
+    depth = 0
+    for token in tokens:
+        if isinstance(token, yaml.AliasToken):
+            raise ConfigError("YAML aliases (`*name`) are not allowed in a configuration.")
+        depth += isinstance(token, _OPENINGS) - isinstance(token, _CLOSINGS)
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"It is nested more than {MAX_DEPTH} levels deep, which no configuration is.")
+
+
+_OPENINGS = (
+    yaml.BlockMappingStartToken, yaml.BlockSequenceStartToken, yaml.FlowMappingStartToken, yaml.FlowSequenceStartToken,
+)  # fmt: skip
+_CLOSINGS = (yaml.BlockEndToken, yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's plain types. A key that is written twice is an error, where PyYAML keeps the last and says nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) != len(node.value):
+            names = [key.value for key, _ in node.value]
+            twice = next((name for name in names if names.count(name) > 1), names[-1])
+            raise ConfigError(f"The key `{twice}` is written twice in the part that begins on line {_line(node)}.")
+        return mapping
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1

@@ -1,0 +1,101 @@
+"""What the gateway knows of a replica, and of the model or group that it belongs to. Only fleet.py changes it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from adapters.base import EngineAdapter, Load
+from adapters.launching.launch import EngineProcess
+from gateway.config import GroupConfig, ModelConfig, ReplicaConfig
+from gateway.replicas.engine_time import EngineTime
+from gateway.shaping import Shape
+from gateway.tenants.keys import Key
+
+
+class State(Enum):
+    UNLOADED = "unloaded"
+    STARTING = "starting"
+    READY = "ready"
+    UNHEALTHY = "unhealthy"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One running instance of an engine, as the gateway sees it."""
+
+    name: str
+    model: str
+    engine: str
+    config: ReplicaConfig
+    adapter: EngineAdapter[Any] | None = None
+    process: EngineProcess | None = None
+    state: State = State.STARTING
+    reason: str = "It has not answered yet."  # for everybody: no line of an engine's log
+    details: str = ""  # for operators: the reason with the last lines of the log, where there are any
+    end: str = ""  # the reason of its engine's end
+    has_started: bool = False  # it can be asked; while it is False only its start may say how it fares
+    num_restarts: int = 0
+    in_flight: int = 0  # generations that this gateway has open on it
+    open_tokens: int = 0  # and the most tokens that they may come to, prompts included
+    engine_time: EngineTime = field(default_factory=EngineTime)
+    load: Load = field(default_factory=Load)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is State.READY
+
+    @property
+    def started_adapter(self) -> EngineAdapter[Any]:
+        assert self.adapter is not None  # routing offers only replicas that have started
+        return self.adapter
+
+
+@dataclass(slots=True, eq=False)
+class ServedModel:
+    """A configured model with its replicas, or a group with those of its models. `turn` counts its requests, for round
+    robin; `shape` is what holds for them; `starts` are the tasks that bring a model's replicas up, and keep up those
+    that are launched."""
+
+    config: ModelConfig | GroupConfig
+    replicas: list[Replica]
+    shape: Shape | None = None
+    turn: int = 0
+    starts: list[asyncio.Task[None]] = field(default_factory=list)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def is_ready(self) -> bool:
+        return any(replica.is_ready for replica in self.replicas)
+
+    def rank(self, replica: Replica) -> int:
+        """The place of the replica's model in the group."""
+        return self.config.models.index(replica.model) if isinstance(self.config, GroupConfig) else 0
+
+    @property
+    def is_on_demand(self) -> bool:
+        return isinstance(self.config, ModelConfig) and self.config.load == "on_demand"
+
+    @property
+    def can_serve(self) -> bool:
+        """It is ready, or a request would have it loaded."""
+        is_to_come = any(replica.state in (State.UNLOADED, State.STARTING) for replica in self.replicas)
+        return self.is_ready or (self.is_on_demand and is_to_come)
+
+    def tell_change(self) -> None:
+        self._changed.set()
+
+    async def change(self) -> None:
+        """Waits until the state of one of its replicas changes."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def is_for(self, caller: Key | None) -> bool:
+        return caller is None or caller.may_use((self.name, *self.config.aliases))
