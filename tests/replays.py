@@ -1,7 +1,7 @@
 """Which tests replay which faults: read from the marks on the tests, and told as a table of a page.
 
     @pytest.mark.replay("G06")                         # one number or several: W.. of tests/wire_faults.py,
-    async def test_what_one_sees(...) -> None: ...     # G.. and A.. of tests/reliability.py
+    async def test_what_one_sees(...) -> None: ...     # G.., A.. of tests/reliability.py, F.., S.. of fault_matrix.py
 
 A new mark changes its page. Take the fault's `open` away, if this is its first test, and write the page again:
 
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADER = "| | what one sees | what happened | replayed in |\n|---|---|---|---|\n"
+WHAT_HAPPENED = "what happened"
 
 
 class Fault(NamedTuple):
     symptom: str  # what a user sees
-    cause: str  # what others did, with where it was reported
+    cause: str  # what others did, with where it was reported; or what must hold
     open: str = ""  # why there is no test yet
 
 
@@ -53,9 +53,10 @@ def _marked(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     return [argument.value for mark in marks for argument in mark.args if isinstance(argument, ast.Constant)]
 
 
-def table(faults: Mapping[str, Fault]) -> str:
+def table(faults: Mapping[str, Fault], second: str = WHAT_HAPPENED) -> str:
     """A row for each fault: its symptom, its cause, and its tests or why there is none."""
-    return HEADER + "".join(_row(number, fault) for number, fault in faults.items())
+    header = f"| | what one sees | {second} | replayed in |\n|---|---|---|---|\n"
+    return header + "".join(_row(number, fault) for number, fault in faults.items())
 
 
 def _row(number: str, fault: Fault) -> str:

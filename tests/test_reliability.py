@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 from tests import wire_faults
+from tests.fault_matrix import FAULT_MATRIX, SCENARIOS
 from tests.reliability import ATTACKS, FAULTS, page
 from tests.replays import ROOT, replays
 
-KNOWN = {**FAULTS, **ATTACKS}
+KNOWN = {**FAULTS, **ATTACKS, **FAULT_MATRIX, **SCENARIOS}
 
 
 def test_every_fault_is_replayed_or_open_for_a_reason() -> None:
@@ -26,7 +27,7 @@ def test_a_test_that_is_named_after_a_fault_is_marked_with_it() -> None:
 
 def _named_in(source: str) -> list[tuple[str, str]]:
     names = re.findall(r"def (test_\w+)\(", source)
-    return [(name, fault.upper()) for name in names for fault in re.findall(r"(?<=_)([ag]\d\d)(?=_)", name)]
+    return [(name, fault.upper()) for name in names for fault in re.findall(r"(?<=_)([afgs]\d\d)(?=_)", name)]
 
 
 def test_the_page_lists_the_tests_that_are_marked() -> None:

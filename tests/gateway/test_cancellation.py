@@ -162,6 +162,7 @@ async def test_300_aborts_at_random_moments_leave_nothing_behind(start: Start) -
     await until(lambda: len(asyncio.all_tasks()) <= num_tasks)
 
 
+@pytest.mark.replay("F13")
 async def test_f13_a_client_that_reads_nothing_is_cut_off_and_the_engine_stops(
     start: Start, upstream_of: UpstreamOf
 ) -> None:

@@ -73,7 +73,7 @@ async def test_g24_a_failure_before_the_first_byte_is_answered_by_the_other_repl
     assert (bad.num_generations, good.num_generations) == (1, 1)
 
 
-@pytest.mark.replay("G24")
+@pytest.mark.replay("F03", "G24")
 async def test_f03_a_silent_engine_is_given_up_at_its_deadline_and_closed(
     start: Start, upstream_of: UpstreamOf
 ) -> None:
@@ -145,6 +145,7 @@ async def test_attempts_are_bounded(start: Start, upstream_of: UpstreamOf) -> No
     assert bad.num_generations == 3
 
 
+@pytest.mark.replay("F01")
 async def test_f01_a_replica_that_refuses_connections_is_left_out_until_it_answers_a_probe(
     start: Start, upstream_of: UpstreamOf
 ) -> None:

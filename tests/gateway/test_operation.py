@@ -123,6 +123,7 @@ async def test_the_log_never_holds_the_prompt_or_the_answer(start: Start, caplog
     assert body["choices"][0]["message"]["content"] not in written
 
 
+@pytest.mark.replay("F19")
 async def test_f19_draining_refuses_new_requests_and_lets_open_streams_finish(start: Start) -> None:
     gateway = await start(fake_model(ttft_ms=0, itl_ms=20, tokens=20))
     streams = [asyncio.create_task(gateway.events()) for _ in range(5)]
@@ -139,6 +140,7 @@ async def test_f19_draining_refuses_new_requests_and_lets_open_streams_finish(st
     await drain
 
 
+@pytest.mark.replay("F19")
 async def test_f19_what_does_not_finish_in_time_is_told_so(start: Start, upstream_of: UpstreamOf) -> None:
     async def endless(reply: Reply) -> None:
         await reply.begin()

@@ -102,6 +102,7 @@ def test_serve_chat_and_a_clean_end_on_sigterm(tmp_path: Path) -> None:
         assert process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.replay("F19")
 def test_f19_sigterm_lets_an_open_stream_finish(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_model(itl_ms=40, tokens=25))
     with running(config, home=tmp_path) as (process, url):

@@ -109,6 +109,7 @@ async def test_g06_a_client_that_leaves_at_token_20_has_an_estimate_of_at_least_
     assert detail_of(record).attempts[0].outcome == "cancelled"
 
 
+@pytest.mark.replay("S16")
 async def test_s16_the_account_names_the_fallback_model_that_answered(start: Start, reader: LedgerReader) -> None:
     gateway = await start(
         model(fake("broken", fail_rate=1), name="m", aliases=["alias"], fallbacks=["other"]),

@@ -242,6 +242,7 @@ async def test_vectors_and_token_ids_of_a_group_are_always_those_of_its_first_mo
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.replay("S12")
 async def test_s12_a_prompt_that_is_too_long_goes_to_the_model_for_long_ones(
     start: Start, upstream_of: UpstreamOf, is_stream: bool
 ) -> None:
