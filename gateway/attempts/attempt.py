@@ -49,6 +49,7 @@ class Attempts:
         if strict is not None:
             chunks = held_to_schema(chunks, strict)
         async with self._attempt(replica, trace, ask) as attempt, aclosing(chunks):
+            self._fleet.note_start(replica, attempt, ask.prompt_tokens)
             first = await self._first_chunk(chunks, replica, trace, attempt)
             rest = chunks if request.is_stream else await read_whole(first, chunks, request.num_choices, trace)
             attempt.num_choices = request.num_choices
@@ -104,6 +105,7 @@ class Attempts:
         except StopAsyncIteration:
             raise EngineProtocolError(f"The engine {replica.engine!r} ended without an answer.") from None
         attempt.first_token = time.perf_counter()
+        self._fleet.note_first_token(replica, attempt, attempt.first_token)
         if trace.ttft_s is None:
             trace.ttft_s = attempt.first_token - trace.started
             self._metrics.first_token(replica, trace.ttft_s)

@@ -12,6 +12,7 @@ from gateway.config.loading import describe, load_config, parse_config
 from gateway.config.schema import (
     AdapterClass,
     AuthConfig,
+    BreakerConfig,
     Config,
     ConfigError,
     FindAdapter,
@@ -22,6 +23,7 @@ from gateway.config.schema import (
     LogsConfig,
     ModelConfig,
     NamedConfig,
+    OutlierConfig,
     PrefixesConfig,
     QuotasConfig,
     ReplicaConfig,
@@ -37,6 +39,7 @@ from gateway.config.schema import (
 __all__ = [
     "AdapterClass",
     "AuthConfig",
+    "BreakerConfig",
     "Config",
     "ConfigError",
     "FindAdapter",
@@ -47,6 +50,7 @@ __all__ = [
     "LogsConfig",
     "ModelConfig",
     "NamedConfig",
+    "OutlierConfig",
     "PrefixesConfig",
     "QuotasConfig",
     "ReplicaConfig",

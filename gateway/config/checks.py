@@ -12,6 +12,7 @@ from adapters.option_errors import explain, nearest
 from gateway.config.environment import adapter_options, cache_salt_secret, quotas_password, tracing_headers
 from gateway.config.schema import (
     AdapterClass,
+    BreakerConfig,
     Config,
     ConfigError,
     FindAdapter,
@@ -32,6 +33,7 @@ def check(config: Config, find_adapter: FindAdapter) -> None:
     tracing_headers(config.tracing)
     cache_salt_secret(config.tenants)
     _check_quotas(config.quotas)
+    _check_breaker(config.breaker)
     _check_residency(config)
     for model in config.models:
         for replica in model.replicas:
@@ -93,6 +95,14 @@ def _check_quotas(config: QuotasConfig) -> None:
     if config.store == "file" and secret != (None, None, None):
         raise ConfigError("`store: file` takes no user and no password; leave them out, or name a Redis (quotas).")
     quotas_password(config)
+
+
+def _check_breaker(config: BreakerConfig) -> None:
+    if config.max_open_s < config.open_s:
+        raise ConfigError(
+            f"`max_open_s` ({config.max_open_s:g}) is less than `open_s` ({config.open_s:g}), which is for how long a "
+            "replica is left out the first time; raise the one or lower the other (breaker)."
+        )
 
 
 def _check_residency(config: Config) -> None:

@@ -53,10 +53,36 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often each replica is asked for its health, and how long it may take to answer."""
+    """How often each replica is asked for its health, how long it may take to answer, and how often it is asked when
+    it did not or is in doubt."""
 
     interval_s: Seconds = 5
     timeout_s: Seconds = 5
+    recheck_s: Seconds = 1
+
+
+class BreakerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a replica whose attempts fail gets no more of them, for how long, and how it is tried again."""
+
+    failures: Annotated[int, Meta(ge=1, le=1000)] = 5
+    failure_share: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    min_requests: Annotated[int, Meta(ge=1, le=1_000_000)] = 20
+    window_s: Seconds = 30
+    open_s: Seconds = 30
+    max_open_s: Seconds = 300
+    probe_s: Seconds = 1
+
+
+class OutlierConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much slower than its peers a replica may be before it loses traffic, and how many of them failures may
+    eject."""
+
+    factor: Annotated[float, Meta(gt=1, le=1000)] = 4
+    min_ttft_ms: Annotated[float, Meta(gt=0, le=3_600_000)] = 50
+    min_tpot_ms: Annotated[float, Meta(gt=0, le=60_000)] = 10
+    floor: Annotated[float, Meta(gt=0, le=1)] = 0.02
+    probe_s: Seconds = 5
+    max_ejected: Annotated[float, Meta(ge=0, le=1)] = 0.5
 
 
 class AuthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -192,6 +218,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     server: ServerConfig = ServerConfig()
     health: HealthConfig = HealthConfig()
+    breaker: BreakerConfig = BreakerConfig()
+    outliers: OutlierConfig = OutlierConfig()
     auth: AuthConfig = AuthConfig()
     tenants: TenantsConfig = TenantsConfig()
     logs: LogsConfig = LogsConfig()

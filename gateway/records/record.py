@@ -285,7 +285,8 @@ def _verdict(candidate: Candidate, trace: Trace) -> str:
     if (refusal := trace.refusals.get((candidate.model, candidate.replica))) is not None:
         return f"refused: {_cut(refusal, MAX_REASON)}"
     if candidate.place is None:
-        return f"not ready: {_cut(candidate.reason, MAX_REASON)}" if candidate.reason else "not ready"
+        what = "left out" if candidate.state == "ready" else "not ready"
+        return f"{what}: {_cut(candidate.reason, MAX_REASON)}" if candidate.reason else what
     return "not needed"
 
 

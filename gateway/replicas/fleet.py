@@ -40,6 +40,7 @@ from gateway.records import logs
 from gateway.records.trace import Attempt
 from gateway.replicas.names import MAX_LENGTH, Match, Names
 from gateway.replicas.replica import Replica, ServedModel, State
+from gateway.replicas.standing import Peers
 from gateway.shaping import shape_of
 from gateway.tenants.keys import Key
 
@@ -65,9 +66,7 @@ class Fleet:
         self._has_served = False  # some replica was ready once
         self.created = int(time.time())
         self.models = {
-            model.name: ServedModel(
-                model, [_replica(model, replica) for replica in model.replicas], shape_of(model.name, model)
-            )
+            model.name: ServedModel(model, _replicas(model, config), shape_of(model.name, model))
             for model in config.models
         }
         self.groups = {group.name: _group(group, self.models) for group in config.groups}
@@ -142,14 +141,29 @@ class Fleet:
                 reason=details or reason,
             )
         replica.state, replica.reason, replica.details = state, reason, details
+        replica.standing.is_down = state is not State.READY
         self.models[replica.model].tell_change()
         self._has_served = self._has_served or state is State.READY
+
+    def note_start(self, replica: Replica, attempt: Attempt, prompt_tokens: int) -> None:
+        """An attempt has been sent, and waits for its first token."""
+        replica.standing.began(attempt, prompt_tokens)
+
+    def note_first_token(self, replica: Replica, attempt: Attempt, now: float) -> None:
+        with _telling(replica):
+            replica.standing.answered(attempt, now)
 
     def note_attempt(self, replica: Replica, attempt: Attempt, failure: GoodgateError | None) -> None:
         """An attempt has ended. One that could not reach the replica takes it out at once, until a probe finds it well;
         what is known of a launched engine that is down says more."""
+        with _telling(replica):
+            replica.standing.ended(attempt, failure, time.perf_counter())
         if isinstance(failure, EngineUnavailable) and replica.has_started:
             self.mark(replica, State.UNHEALTHY, failure.for_records)  # everybody reads it on /ready
+
+    def note_recovery(self, replica: Replica) -> None:
+        """It was down, for its health probes or because its engine had ended, and is well again."""
+        replica.standing.recovered(time.perf_counter())
 
     def next_turn(self, model: ServedModel) -> int:
         """The number of this request among the model's requests."""
@@ -245,6 +259,7 @@ class Fleet:
                 match change:
                     case Ready():
                         await self._reconnect(replica)
+                        self.note_recovery(replica)
                     case Restarting():
                         self._note_end(replica, change)
 
@@ -260,7 +275,7 @@ class Fleet:
         replica.has_started = False
         replica.num_restarts += 1
         replica.load = Load()
-        replica.state = State.UNHEALTHY
+        replica.state, replica.standing.is_down = State.UNHEALTHY, True
         replica.end = end.failure.for_records
         replica.reason = f"It is started again in {end.delay_s:g} s: {end.failure.for_records}"
         replica.details = f"It is started again in {end.delay_s:g} s: {end.failure.message}"
@@ -337,11 +352,27 @@ def _why_none_serves(replicas: list[Replica]) -> str:
     return f"None of the {len(replicas)} replicas can serve:{reasons}"
 
 
+def _replicas(model: ModelConfig, config: Config) -> list[Replica]:
+    replicas = [_replica(model, each) for each in model.replicas]
+    Peers(config.breaker, config.outliers, [replica.standing for replica in replicas])
+    return replicas
+
+
 def _replica(model: ModelConfig, config: ReplicaConfig) -> Replica:
     replica = Replica(name=config.name or config.engine, model=model.name, engine=config.engine, config=config)
     if model.load == "on_demand":
         replica.state, replica.reason = State.UNLOADED, NOT_LOADED
     return replica
+
+
+@contextmanager
+def _telling(replica: Replica) -> Iterator[None]:
+    """A line in the log where the replica's standing is another afterwards."""
+    before = replica.standing.verdict
+    yield
+    if (after := replica.standing.verdict) != before:
+        why = replica.standing.why_left_out(time.perf_counter())
+        logs.warning(_log, f"replica {after}", model=replica.model, replica=replica.name, was=before, reason=why)
 
 
 def _group(config: GroupConfig, models: Mapping[str, ServedModel]) -> ServedModel:

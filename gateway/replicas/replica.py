@@ -11,6 +11,7 @@ from adapters.base import EngineAdapter, Load
 from adapters.launching.launch import EngineProcess
 from gateway.config import GroupConfig, ModelConfig, ReplicaConfig
 from gateway.replicas.engine_time import EngineTime
+from gateway.replicas.standing import Standing
 from gateway.shaping import Shape
 from gateway.tenants.keys import Key
 
@@ -43,6 +44,7 @@ class Replica:
     open_tokens: int = 0  # and the most tokens that they may come to, prompts included
     engine_time: EngineTime = field(default_factory=EngineTime)
     load: Load = field(default_factory=Load)
+    standing: Standing = field(default_factory=Standing)
 
     @property
     def is_ready(self) -> bool:

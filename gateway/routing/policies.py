@@ -27,6 +27,7 @@ class ReplicaView(Struct, frozen=True):
     in_flight: int = 0
     open_tokens: int = 0
     rank: int = 0  # the place of its model in a group
+    trust: float = 1.0  # 0..1: how well it fares (gateway/replicas/standing.py)
 
 
 Policy = Callable[[Sequence[ReplicaView], Ask, int], list[ReplicaView]]

@@ -9,6 +9,7 @@ first, and what is noted for whoever asks later why a replica was chosen.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -61,36 +62,62 @@ class Router:
         if num_given == 0:
             if refusal is not None:
                 raise refusal
-            yield _last_resort(chain[0])
+            yield self._last_resort(chain[0], ask)
 
     def _in_order(self, model: ServedModel, trace: Trace, ask: Ask) -> list[Replica]:
-        ready = {f"{replica.model}/{replica.name}": replica for replica in model.replicas if replica.is_ready}
-        views = [_view(name, each, model) for name, each in ready.items()]
-        policy = POLICIES[model.config.routing]
-        order = [ready[view.name] for view in policy(views, ask, self._fleet.next_turn(model))]
+        now = time.perf_counter()
+        able = [each for each in model.replicas if each.is_ready and each.standing.may_serve(now)]
+        order = self._ordered(model, able, ask, now)
         if model.name not in trace.routed:  # prompts of one body see nearly the same
             trace.routed.append(model.name)
-            trace.candidates.extend(_candidates(model, order))
+            trace.candidates.extend(_candidates(model, order, now))
         return order
 
+    def _ordered(self, model: ServedModel, replicas: Sequence[Replica], ask: Ask, now: float) -> list[Replica]:
+        by_name = {f"{replica.model}/{replica.name}": replica for replica in replicas}
+        views = [_view(name, each, model, now) for name, each in by_name.items()]
+        policy = POLICIES[model.config.routing]
+        return [by_name[view.name] for view in policy(views, ask, self._fleet.next_turn(model))]
 
-def _view(name: str, replica: Replica, model: ServedModel) -> ReplicaView:
-    return ReplicaView(name, in_flight=replica.in_flight, open_tokens=replica.open_tokens, rank=model.rank(replica))
+    def _last_resort(self, model: ServedModel, ask: Ask) -> Replica:
+        """With nothing that may serve, one try on what might: the best of those that failures have ejected, one that is
+        full by its own word, or one that was well and may be again before the next probe says so. Those that most
+        likely will not answer are tried by few requests; the others do not wait for them."""
+        now = time.perf_counter()
+        ready = [replica for replica in model.replicas if replica.is_ready]
+        ejected = [replica for replica in ready if not replica.standing.is_aside(now)]
+        if ejected:
+            return self._ordered(model, ejected, ask, now)[0]
+        for replica in ready or model.replicas:
+            if (replica.is_ready or _was_well(replica)) and replica.standing.may_try(now):
+                return replica
+        if ready:
+            raise Overloaded(
+                f"Every replica of model {model.name!r} is full; ask again later.",
+                retry_after_s=min(replica.standing.left_out_for_s(now) for replica in ready),
+            )
+        states = ", ".join(f"{replica.name} is {replica.state.value}" for replica in model.replicas)
+        raise EngineUnavailable(
+            f"No replica of model {model.name!r} is ready: {states}; /ready says why.",
+            retry_after_s=NOT_READY_RETRY_AFTER_S,
+        )
 
 
-def _last_resort(model: ServedModel) -> Replica:
-    """With nothing ready, one try on a replica that was: it may be back before the next probe says so."""
-    for replica in model.replicas:
-        if replica.state is State.UNHEALTHY and replica.has_started:
-            return replica
-    states = ", ".join(f"{replica.name} is {replica.state.value}" for replica in model.replicas)
-    raise EngineUnavailable(
-        f"No replica of model {model.name!r} is ready: {states}; /ready says why.",
-        retry_after_s=NOT_READY_RETRY_AFTER_S,
+def _was_well(replica: Replica) -> bool:
+    return replica.state is State.UNHEALTHY and replica.has_started
+
+
+def _view(name: str, replica: Replica, model: ServedModel, now: float) -> ReplicaView:
+    return ReplicaView(
+        name,
+        in_flight=replica.in_flight,
+        open_tokens=replica.open_tokens,
+        rank=model.rank(replica),
+        trust=replica.standing.trust(now),
     )
 
 
-def _candidates(model: ServedModel, order: Sequence[Replica]) -> Iterator[Candidate]:
+def _candidates(model: ServedModel, order: Sequence[Replica], now: float) -> Iterator[Candidate]:
     """What is known of each replica of the model or group while one of them is chosen."""
     for replica in model.replicas:
         yield Candidate(
@@ -99,7 +126,7 @@ def _candidates(model: ServedModel, order: Sequence[Replica]) -> Iterator[Candid
             replica=replica.name,
             policy=model.config.routing,
             state=replica.state.value,
-            reason=replica.reason,
+            reason=replica.reason or replica.standing.why_left_out(now),
             in_flight=replica.in_flight,
             waiting=replica.load.waiting,
             place=order.index(replica) if replica in order else None,

@@ -167,7 +167,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
             data = {
                 "server": {"port": 0, "drain_timeout_s": 0.5, **sections.pop("server", {})},
-                "health": {"interval_s": 60, **sections.pop("health", {})},
+                "health": {"interval_s": 60, "recheck_s": 60, **sections.pop("health", {})},
                 "models": list(models),
                 **sections,
             }

@@ -19,12 +19,14 @@ import msgspec
 import pytest
 
 from adapters.base import Load
+from adapters.errors import EngineUnavailable
 from adapters.fake import Adapter as FakeAdapter
 from adapters.goodgate_peer import Adapter as Peer
 from adapters.launching.launch import LaunchSpec
 from adapters.launching.restart import Policy
 from adapters.launching.supervise import descendants
 from adapters.models.model_store import Model
+from gateway.records.trace import Attempt
 from gateway.replicas.health import probe
 from gateway.replicas.replica import Replica, State
 from tests.gateway.rig import Gateway, Start, fake, model, until
@@ -154,7 +156,8 @@ async def test_while_it_is_down_its_reason_is_kept_and_nobody_connects_to_its_po
         status, body, headers = await gateway.chat()
         assert (status, body["error"]["code"]) == (503, "engine_unavailable")
         assert headers["retry-after"]
-        gateway.fleet.note_unavailable(replica, "An attempt from before its end has failed only now.")
+        late = Attempt(model="m", engine=replica.engine, replica=replica.name, outcome="engine_unavailable")
+        gateway.fleet.note_attempt(replica, late, EngineUnavailable("It has failed only now."))
         await asyncio.sleep(0.1)  # several probes
         assert not connected.is_set()
     assert "started again in 600 s" in (await gateway.get("/ready"))[1]["waiting_for"]["m"]["launched"]
