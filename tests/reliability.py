@@ -141,7 +141,6 @@ FAULTS = {
     "G28": Fault(
         "A replica that always fails is asked again and again",
         "Failures did not add up, or a later one shortened the pause (litellm#34836, #40130).",
-        open="failures in a row do not open a breaker yet; a replica that refuses connections is left out at once",
     ),
     "G29": Fault(
         "`Retry-After` has no effect",
@@ -154,7 +153,6 @@ FAULTS = {
     "G31": Fault(
         "An engine that is well again gets no requests, or a slow one gets them all",
         "The half-open state never closed; routing by prefix kept to a slow replica (sglang#31206, #14532, #14305).",
-        open="there is no breaker with a half-open state, and no routing by prefix, yet",
     ),
     "G32": Fault(
         "The second attempt sends another body",
