@@ -116,7 +116,7 @@ def test_a_full_replica_that_takes_a_request_again_is_full_no_more() -> None:
     assert one.may_serve(4)
 
 
-def test_f18_three_slow_answers_cost_it_its_trust_and_three_fast_ones_give_it_back() -> None:
+def test_three_slow_answers_cost_it_its_trust_and_three_fast_ones_give_it_back() -> None:
     slow, fast = peers(2)
     for now in range(10):
         serve(slow, now, 0.1)
