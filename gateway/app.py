@@ -24,6 +24,7 @@ from gateway.config import (
 from gateway.dispatch import Dispatcher
 from gateway.handlers.admin import AdminHandlers
 from gateway.handlers.anthropic import AnthropicHandlers
+from gateway.handlers.autoscale import AutoscaleHandlers
 from gateway.handlers.models import ModelHandlers
 from gateway.handlers.openai import OpenAIHandlers
 from gateway.handlers.questions import QuestionHandlers
@@ -38,7 +39,9 @@ from gateway.records.trace_context import Sampling
 from gateway.replicas import health
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.loader import Loader
+from gateway.routing.autoscale import Autoscale
 from gateway.routing.evidence import ProvenGoodput
+from gateway.routing.proofs import Proofs
 from gateway.tenants.auth import authenticating
 from gateway.tenants.keys import KeyRing, KeyStore
 from gateway.tenants.quotas import Quotas, Store
@@ -51,6 +54,7 @@ LOADER = web.AppKey("loader", Loader)
 OPEN_REQUESTS = web.AppKey("open_requests", OpenRequests)
 QUOTAS = web.AppKey("quotas", Quotas)
 METRICS = web.AppKey("metrics", Metrics)
+PROOFS = web.AppKey("proofs", Proofs)
 RESPONSES = web.AppKey("responses", ResponseStore)  # absent where nothing is kept
 
 
@@ -69,6 +73,10 @@ def create_app(
         proven = ProvenGoodput(Path(config.evidence).expanduser(), fleet)
         metrics.watch("goodgate_goodput_proven_rps", proven.rates)
         metrics.watch("goodgate_evidence_timestamp_seconds", proven.measured)
+    proofs = Proofs(proven, fleet, config)
+    metrics.watch("goodgate_evidence_trusted", proofs.trusted)
+    autoscale = Autoscale(fleet, proofs, config.autoscale)
+    autoscale.watched_by(metrics)
     ledger = None
     if config.ledger.keep == "file":
         ledger = Ledger(config.ledger, home / FOLDER, proven=tuple if proven is None else proven.rates)
@@ -87,6 +95,7 @@ def create_app(
         quotas=quotas,
         salts=salts,
         prefixes=prefixes,
+        proofs=proofs,
         is_verbatim=config.logs.verbatim,
     )
     store = store_of(config.responses, home)
@@ -96,7 +105,7 @@ def create_app(
         exporter = SpanExporter(config.tracing.endpoint, tracing_headers(config.tracing), fleet, metrics)
     sampling = Sampling(is_on=exporter is not None, share=config.tracing.sample)
 
-    sinks: list[Sink] = [metrics.answered, prefixes.answered]
+    sinks: list[Sink] = [metrics.answered, prefixes.answered, autoscale.note]
     if config.logs.access:
         sinks.append(log_access)
     if exporter is not None:
@@ -117,7 +126,8 @@ def create_app(
     app.add_routes(AnthropicHandlers(dispatcher, fleet, config.server).routes())
     app.add_routes(QuestionHandlers(dispatcher, fleet, config.server).routes())
     app.add_routes(ResponsesHandlers(dispatcher, config.server, store).routes())
-    app.add_routes(AdminHandlers(dispatcher.open_requests, fleet, loader, metrics, prefixes).routes())
+    app.add_routes(AdminHandlers(dispatcher.open_requests, fleet, loader, metrics, prefixes, proofs).routes())
+    app.add_routes(AutoscaleHandlers(autoscale, fleet).routes())
 
     async def keeping(_: web.Application) -> AsyncIterator[None]:
         if store is not None:
@@ -157,6 +167,7 @@ def create_app(
     app[OPEN_REQUESTS] = dispatcher.open_requests
     app[QUOTAS] = quotas
     app[METRICS] = metrics
+    app[PROOFS] = proofs
     if store is not None:
         app[RESPONSES] = store
     return app

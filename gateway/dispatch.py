@@ -41,6 +41,7 @@ from gateway.replicas.fleet import Fleet
 from gateway.replicas.loader import Loader, OnLate
 from gateway.replicas.replica import ServedModel
 from gateway.routing.ask import Ask
+from gateway.routing.proofs import Proofs
 from gateway.routing.router import Router
 from gateway.shaping import shaped
 from gateway.tenants import cost
@@ -65,13 +66,14 @@ class Dispatcher:
         quotas: Quotas,
         salts: Salts,
         prefixes: PrefixWatch,
+        proofs: Proofs,
         is_verbatim: bool = False,
     ) -> None:
         self.open_requests = OpenRequests(max_in_flight)
         self._fleet = fleet
         self._salts = salts
         self._charges = Charges(quotas)
-        self._router = Router(fleet, loader)
+        self._router = Router(fleet, loader, proofs)
         self._attempts = Attempts(fleet, metrics, is_verbatim=is_verbatim)
         self._prefixes = prefixes
 

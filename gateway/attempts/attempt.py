@@ -53,6 +53,7 @@ class Attempts:
             first = await self._first_chunk(chunks, replica, trace, attempt)
             rest = chunks if request.is_stream else await read_whole(first, chunks, request.num_choices, trace)
             attempt.num_choices = request.num_choices
+            attempt.is_stream = request.is_stream
             answer = Answer(replica.model, first, rest, partial(self._account, replica, trace, attempt))
             try:
                 yield answer

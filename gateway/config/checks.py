@@ -30,6 +30,7 @@ def check(config: Config, find_adapter: FindAdapter) -> None:
     _check_names(config)
     _check_references(config)
     _check_rules(config)
+    _check_evidence(config)
     tracing_headers(config.tracing)
     cache_salt_secret(config.tenants)
     _check_quotas(config.quotas)
@@ -86,6 +87,17 @@ def _check_rules(config: Config) -> None:
             shape_of(named.name, named)
         except ValueError as error:
             raise ConfigError(f"{error} (model {named.name!r}).") from error
+
+
+def _check_evidence(config: Config) -> None:
+    routings: list[tuple[str, str]] = [(each.name, each.routing) for each in config.models]
+    routings += [(each.name, each.routing) for each in config.groups]
+    for name, routing in routings:
+        if routing == "goodput" and config.evidence is None:
+            raise ConfigError(
+                f"`routing: goodput` needs `evidence:`, the path of a race's evidence.json, which may come later "
+                f"({name!r})."
+            )
 
 
 def _check_quotas(config: QuotasConfig) -> None:

@@ -28,7 +28,7 @@ FindAdapter: TypeAlias = Callable[[str], AdapterClass]
 
 Isolation: TypeAlias = Literal["auto", "require", "off"]
 
-RoutingPolicy: TypeAlias = Literal["round_robin", "least_load"]
+RoutingPolicy: TypeAlias = Literal["round_robin", "least_load", "goodput"]
 
 
 class ConfigError(GoodgateError):
@@ -203,6 +203,21 @@ class GroupConfig(NamedConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     models: Annotated[tuple[Name, ...], Meta(min_length=1)]
 
 
+class GoodputConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far the proven goodput of `evidence` is believed: `routing: goodput` gives a replica `margin` of it."""
+
+    margin: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    max_age_days: Annotated[float, Meta(gt=0, le=3660)] = 90
+
+
+class AutoscaleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many replicas a model wants: so many that each has `target` of its proven goodput to do; no fewer before so
+    many would have been enough for `hold_s`."""
+
+    target: Annotated[float, Meta(gt=0, le=1)] = 0.7
+    hold_s: Annotated[float, Meta(ge=0, le=86_400)] = 300
+
+
 class ResidencyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which of the models that are loaded on demand may be loaded together, and how long a load and a wait may take."""
 
@@ -229,6 +244,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ledger: LedgerConfig = LedgerConfig()
     quotas: QuotasConfig = QuotasConfig()
     evidence: Annotated[str, Meta(min_length=1)] | None = None
+    goodput: GoodputConfig = GoodputConfig()
+    autoscale: AutoscaleConfig = AutoscaleConfig()
     residency: ResidencyConfig = ResidencyConfig()
     models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
     groups: tuple[GroupConfig, ...] = ()

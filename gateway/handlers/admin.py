@@ -20,19 +20,27 @@ from gateway.records.trace import TRACE
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.loader import Loader
 from gateway.replicas.replica import Replica, ServedModel
+from gateway.routing.proofs import Proofs
 from gateway.tenants.auth import admin, public
 from gateway.web.envelope import JSON
 
 
 class AdminHandlers:
     def __init__(
-        self, open_requests: OpenRequests, fleet: Fleet, loader: Loader, metrics: Metrics, prefixes: PrefixWatch
+        self,
+        open_requests: OpenRequests,
+        fleet: Fleet,
+        loader: Loader,
+        metrics: Metrics,
+        prefixes: PrefixWatch,
+        proofs: Proofs,
     ) -> None:
         self._open_requests = open_requests
         self._fleet = fleet
         self._loader = loader
         self._metrics = metrics
         self._prefixes = prefixes
+        self._proofs = proofs
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -103,7 +111,10 @@ class AdminHandlers:
             "context_fallbacks": model.config.context_fallbacks,
             "ready": model.is_ready,
             "on_demand": self._loader.status(model),
-            "replicas": [_replica_status(replica) for replica in model.replicas],
+            "replicas": [
+                {**_replica_status(replica), "proven": self._proofs.of(replica, time.perf_counter())}
+                for replica in model.replicas
+            ],
         }
 
 

@@ -59,6 +59,7 @@ class CandidateRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     waiting: int | None = None
     place: int | None = None
     proven_rps: float | None = None
+    doubt: str = ""  # why that is not trusted
     verdict: str
 
 
@@ -268,6 +269,7 @@ def _candidate(candidate: Candidate, trace: Trace, proven: Proven) -> CandidateR
         waiting=candidate.waiting,
         place=candidate.place,
         proven_rps=proven.get((candidate.model, candidate.engine, candidate.replica)),
+        doubt=candidate.doubt,
         verdict=_verdict(candidate, trace),
     )
 

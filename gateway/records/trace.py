@@ -30,6 +30,7 @@ class Attempt(Struct, kw_only=True):
     reason: str = ""  # the failure in words
     engine_s: float = 0.0  # its share of the engine's time, once it has ended (see gateway/replicas/engine_time.py)
     num_choices: int = 1
+    is_stream: bool = False  # a slow client may then have made the engine wait
     usage: Usage | None = None  # as the engine told it
     span_id: str = ""  # where the request's spans are recorded
 
@@ -55,6 +56,7 @@ class Candidate(Struct, frozen=True):
     in_flight: int  # this gateway's open generations on it
     waiting: int | None  # in the engine's own queue, as of the last probe
     place: int | None
+    doubt: str = ""  # why routing does not trust what a race has proven of it, where it asks
 
 
 class Trace(Struct, kw_only=True):

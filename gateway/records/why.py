@@ -21,6 +21,7 @@ NOTICEABLE_SHARE = 0.2  # of the request's time, or of what is usual
 POLICIES = {
     "least_load": "fewest open generations first",
     "round_robin": "each in its turn",
+    "goodput": "what is proven of each is filled up first; without proof, the least work",
     "order": "a group's first model before its second, of one model the fewest open generations first",
 }
 _IN_PHASE = {
@@ -240,6 +241,9 @@ def _candidates(detail: Detail) -> Iterator[str]:
     if detail.candidates:
         titles = ("model", "replica", "engine", "state", "place", "open", "queued there", "proven", "verdict")
         yield from table([titles, *(_row(candidate) for candidate in detail.candidates)])
+    for candidate in detail.candidates:
+        if candidate.doubt:
+            yield f"{candidate.replica}: its proven goodput is not trusted: {printable(candidate.doubt)}"
     for name in detail.not_reached:
         yield f"{name}: fallback, not reached"
 

@@ -38,6 +38,7 @@ from adapters.wire.engine_client import launched_options
 from gateway.config import Config, FindAdapter, GroupConfig, ModelConfig, ReplicaConfig, adapter_options
 from gateway.records import logs
 from gateway.records.trace import Attempt
+from gateway.replicas.attainment import Promise, missed
 from gateway.replicas.names import MAX_LENGTH, Match, Names
 from gateway.replicas.replica import Replica, ServedModel, State
 from gateway.replicas.standing import Peers
@@ -46,6 +47,7 @@ from gateway.tenants.keys import Key
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 30.0
+VERSION_TIMEOUT_S = 5.0
 RESTARTS = Policy()  # of launched engines
 LAUNCHED_SPEAKS = "goodgate_peer"  # how to talk to a launched engine whose own adapter works in process only
 NOT_LOADED = "It is loaded when a request comes."
@@ -61,6 +63,7 @@ class Fleet:
     def __init__(self, config: Config, *, find_adapter: FindAdapter, home: Path) -> None:
         self._find_adapter = find_adapter
         self._home = home
+        self._wants_versions = config.evidence is not None  # to know of which version a race's figures are
         self._isolates = config.tenants.isolate_prefix_cache == "require"
         self.fatal: asyncio.Future[GoodgateError] | None = None
         self._has_served = False  # some replica was ready once
@@ -120,9 +123,14 @@ class Fleet:
     def generation(self, replica: Replica, tokens: int) -> Iterator[Callable[[float], float]]:
         """Counts one open generation of at most so many tokens on the replica for as long as the block lasts. What it
         gives tells, at a time within the block, the generation's share of the replica's time."""
+        now = time.perf_counter()
         replica.in_flight += 1
         replica.open_tokens += tokens
-        mark = replica.engine_time.opened(time.perf_counter())
+        replica.offered.note(now)
+        replica.demand.note(now)
+        if replica.promise is not None:
+            replica.attainment.asked(replica.offered.at(now), replica.promise, now)
+        mark = replica.engine_time.opened(now)
         try:
             yield partial(replica.engine_time.share, mark)
         finally:
@@ -160,6 +168,17 @@ class Fleet:
             replica.standing.ended(attempt, failure, time.perf_counter())
         if isinstance(failure, EngineUnavailable) and replica.has_started:
             self.mark(replica, State.UNHEALTHY, failure.for_records)  # everybody reads it on /ready
+        if replica.promise is not None and attempt.ended is not None:
+            is_missed = missed(attempt, replica.promise.slo, has_failed=failure is not None and failure.status >= 500)
+            replica.attainment.note(is_missed, attempt.started, attempt.ended)
+
+    def note_turned_away(self, model: ServedModel, num: int) -> None:
+        """So many generations were refused or given up before any replica was tried, for lack of one that could."""
+        model.turned_away.note(time.perf_counter(), num)
+
+    def promise(self, replica: Replica, promise: Promise | None) -> None:
+        """What is proven of the replica, and what it is held to from now on."""
+        replica.promise = promise
 
     def note_recovery(self, replica: Replica) -> None:
         """It was down, for its health probes or because its engine had ended, and is well again."""
@@ -311,6 +330,20 @@ class Fleet:
         replica.has_started = True
         health = await adapter.health()
         self.mark(replica, State.READY if health.ready else State.UNHEALTHY, health.reason)
+        if self._wants_versions:
+            await self.ask_version(replica)
+
+    async def ask_version(self, replica: Replica) -> None:
+        """Of which version the engine is. One that does not tell is compared with nothing."""
+        version = ""
+        try:
+            async with asyncio.timeout(VERSION_TIMEOUT_S):
+                version = await replica.started_adapter.version()
+        except (GoodgateError, TimeoutError):
+            pass  # it has no route for that, or no time now
+        except Exception as error:  # the adapter breaks its contract; the replica serves all the same
+            logs.error(_log, "an engine's version could not be asked for", error=error, replica=replica.name)
+        replica.version = version
 
     def _fail(self, replica: Replica, reason: str, details: str = "") -> None:
         """The replica will not serve. When none will, and none ever has, a start of the gateway makes no sense; what is

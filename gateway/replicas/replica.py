@@ -10,10 +10,15 @@ from typing import Any
 from adapters.base import EngineAdapter, Load
 from adapters.launching.launch import EngineProcess
 from gateway.config import GroupConfig, ModelConfig, ReplicaConfig
+from gateway.replicas.attainment import Attainment, Promise
 from gateway.replicas.engine_time import EngineTime
+from gateway.replicas.rate import Rate
 from gateway.replicas.standing import Standing
 from gateway.shaping import Shape
 from gateway.tenants.keys import Key
+
+OFFERED_S = 2.0  # how soon routing sees what it gives a replica: before a burst has become a queue
+DEMAND_S = 30.0  # and how soon autoscaling does: chance must not look like growth
 
 
 class State(Enum):
@@ -45,6 +50,11 @@ class Replica:
     engine_time: EngineTime = field(default_factory=EngineTime)
     load: Load = field(default_factory=Load)
     standing: Standing = field(default_factory=Standing)
+    version: str = ""  # the engine's own, where a race's figures have to be compared with it and it tells
+    offered: Rate = field(default_factory=lambda: Rate(OFFERED_S))  # attempts a second
+    demand: Rate = field(default_factory=lambda: Rate(DEMAND_S))
+    promise: Promise | None = None  # what it is held to by `attainment`; None where nothing is proven of it
+    attainment: Attainment = field(default_factory=Attainment)
 
     @property
     def is_ready(self) -> bool:
@@ -66,6 +76,7 @@ class ServedModel:
     replicas: list[Replica]
     shape: Shape | None = None
     turn: int = 0
+    turned_away: Rate = field(default_factory=lambda: Rate(DEMAND_S))  # generations for which no replica was tried
     starts: list[asyncio.Task[None]] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -2,9 +2,10 @@
 
     proven = ProvenGoodput(Path("evidence.json"), fleet)
     metrics.watch("goodgate_goodput_proven_rps", proven.rates)
+    proven.entry(replica, proven.current())       # what proofs.py judges before routing trusts it
 
-The file is looked at when the metrics are scraped, and read again when it has changed. Serving never depends on it: a
-file that is missing, broken or edited by hand leaves the gauges out, and one line in the log says why. An entry belongs
+Who asks decides when the file is looked at; it is read again when it has changed. Serving never depends on it: a file
+that is missing, broken or edited by hand proves nothing, and one line in the log says why. An entry belongs
 to a replica if its model is the replica's (or an alias of it), and its engine is the replica's name or else its engine.
 """
 
@@ -26,7 +27,7 @@ from gateway.replicas.fleet import Fleet
 from gateway.replicas.replica import Replica
 
 FORMAT = "goodgate-evidence/1"
-MAX_BYTES = 4 << 20
+MAX_BYTES = 1 << 20  # a race of ten engines writes 10 KiB
 
 _log = logs.logger("evidence")
 
@@ -44,6 +45,7 @@ class Entry(Struct, frozen=True):
     ci: tuple[float | None, float | None]
     proven: bool
     served_model: str | None = None
+    version: str | None = None  # of the engine
 
     @property
     def proven_rps(self) -> float | None:
@@ -51,11 +53,19 @@ class Entry(Struct, frozen=True):
         return self.goodput_rps if self.proven else self.ci[0]
 
 
+class Limits(Struct, frozen=True):
+    """What an answer had to keep to count, in milliseconds."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
 class Evidence(Struct, frozen=True):
     format: str
     digest: str
     measured_utc: Annotated[datetime, Meta(tz=True)]
     engines: tuple[Entry, ...]
+    slo: Limits = Limits()
 
 
 def parse_evidence(text: bytes) -> Evidence:
@@ -88,35 +98,39 @@ class ProvenGoodput:
     def __init__(self, path: Path, fleet: Fleet) -> None:
         self._path = path
         self._fleet = fleet
-        self._names = {model.name: frozenset({model.name, *model.config.aliases}) for model in fleet.models.values()}
         self._stamp: tuple[int, int] | None = None
         self._evidence: Evidence | None = None
-        self._complaint = ""
+        self.complaint = ""  # why it proves nothing
         self._lock = threading.Lock()  # scrapes ask on the event loop, the ledger in its thread
 
     def rates(self) -> Iterator[tuple[Values, float]]:
         """Requests a second of each replica that the race speaks of."""
-        evidence = self._current()
+        evidence = self.current()
         if evidence is not None:
             for replica, rate_rps in self._rates(evidence):
                 yield (replica.model, replica.engine, replica.name), rate_rps
 
     def measured(self) -> Iterator[tuple[Values, float]]:
         """When the race began, in seconds since 1970."""
-        evidence = self._current()
+        evidence = self.current()
         if evidence is not None:
             yield (), evidence.measured_utc.timestamp()
 
-    def _current(self) -> Evidence | None:
+    def current(self) -> Evidence | None:
+        """What the file says now."""
         with self._lock:
             self._refresh()
             return self._evidence
 
     def _rates(self, evidence: Evidence) -> Iterator[tuple[Replica, float]]:
         for replica in self._fleet.replicas:
-            entry = entry_of(replica, self._names[replica.model], evidence.engines)
+            entry = self.entry(replica, evidence)
             if entry is not None and entry.proven_rps:  # none at all is no capacity that load could be set against
                 yield replica, entry.proven_rps
+
+    def entry(self, replica: Replica, evidence: Evidence) -> Entry | None:
+        model = self._fleet.models[replica.model]
+        return entry_of(replica, frozenset({model.name, *model.config.aliases}), evidence.engines)
 
     def _refresh(self) -> None:
         """Read the file if it is another one than last time. A small file, so the event loop waits for it."""
@@ -132,7 +146,7 @@ class ProvenGoodput:
             if not list(self._rates(self._evidence)):
                 self._complain("It names none of this gateway's models and replicas; race them, or name them alike.")
             else:
-                self._complaint = ""
+                self.complaint = ""
         except OSError as error:
             self._evidence = self._stamp = None
             self._complain(f"It cannot be read: {error.strerror}.")
@@ -141,9 +155,9 @@ class ProvenGoodput:
             self._complain(str(error))
 
     def _complain(self, complaint: str) -> None:
-        if complaint != self._complaint:
+        if complaint != self.complaint:
             logs.warning(_log, "no proven goodput", file=str(self._path), reason=complaint)
-        self._complaint = complaint
+        self.complaint = complaint
 
 
 def _digest(document: dict[str, Any]) -> str:

@@ -28,6 +28,8 @@ class ReplicaView(Struct, frozen=True):
     open_tokens: int = 0
     rank: int = 0  # the place of its model in a group
     trust: float = 1.0  # 0..1: how well it fares (gateway/replicas/standing.py)
+    offered_rps: float = 0.0  # requests that this gateway gives it, lately
+    proven_rps: float = 0.0  # those that it is trusted to carry, for `goodput`; 0 where nothing is known
 
 
 Policy = Callable[[Sequence[ReplicaView], Ask, int], list[ReplicaView]]

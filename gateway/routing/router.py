@@ -10,8 +10,10 @@ first, and what is noted for whoever asks later why a replica was chosen.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
+
+import msgspec
 
 from adapters.base import EngineAdapter
 from adapters.errors import EngineUnavailable, GoodgateError, Overloaded, UnsupportedOperation, UnsupportedParameter
@@ -20,17 +22,21 @@ from gateway.replicas.fleet import Fleet
 from gateway.replicas.loader import Loader, OnLate
 from gateway.replicas.replica import Replica, ServedModel, State
 from gateway.routing.ask import Ask
-from gateway.routing.policies import POLICIES, ReplicaView
+from gateway.routing.goodput import goodput
+from gateway.routing.policies import POLICIES, Policy, ReplicaView
+from gateway.routing.proofs import Proofs
 
 NOT_READY_RETRY_AFTER_S = 2.0
+ALL_POLICIES: Mapping[str, Policy] = {**POLICIES, "goodput": goodput}
 
 Check: TypeAlias = Callable[[EngineAdapter[Any]], None]  # raises what the engine refuses, by name
 
 
 class Router:
-    def __init__(self, fleet: Fleet, loader: Loader) -> None:
+    def __init__(self, fleet: Fleet, loader: Loader, proofs: Proofs) -> None:
         self._fleet = fleet
         self._loader = loader
+        self._proofs = proofs
 
     async def route(
         self, chain: Sequence[ServedModel], check: Check, trace: Trace, ask: Ask, on_late: OnLate | None = None
@@ -70,14 +76,21 @@ class Router:
         order = self._ordered(model, able, ask, now)
         if model.name not in trace.routed:  # prompts of one body see nearly the same
             trace.routed.append(model.name)
-            trace.candidates.extend(_candidates(model, order, now))
+            proofs = self._proofs if model.config.routing == "goodput" else None
+            trace.candidates.extend(_candidates(model, order, now, proofs))
         return order
 
     def _ordered(self, model: ServedModel, replicas: Sequence[Replica], ask: Ask, now: float) -> list[Replica]:
         by_name = {f"{replica.model}/{replica.name}": replica for replica in replicas}
         views = [_view(name, each, model, now) for name, each in by_name.items()]
-        policy = POLICIES[model.config.routing]
+        if model.config.routing == "goodput":
+            views = [self._with_proof(view, by_name[view.name], now) for view in views]
+        policy = ALL_POLICIES[model.config.routing]
         return [by_name[view.name] for view in policy(views, ask, self._fleet.next_turn(model))]
+
+    def _with_proof(self, view: ReplicaView, replica: Replica, now: float) -> ReplicaView:
+        proven_rps = self._proofs.of(replica, now).trusted_rps * self._proofs.margin
+        return msgspec.structs.replace(view, offered_rps=replica.offered.at(now), proven_rps=proven_rps)
 
     def _last_resort(self, model: ServedModel, ask: Ask) -> Replica:
         """With nothing that may serve, one try on what might: the best of those that failures have ejected, one that is
@@ -117,7 +130,7 @@ def _view(name: str, replica: Replica, model: ServedModel, now: float) -> Replic
     )
 
 
-def _candidates(model: ServedModel, order: Sequence[Replica], now: float) -> Iterator[Candidate]:
+def _candidates(model: ServedModel, order: Sequence[Replica], now: float, proofs: Proofs | None) -> Iterator[Candidate]:
     """What is known of each replica of the model or group while one of them is chosen."""
     for replica in model.replicas:
         yield Candidate(
@@ -130,4 +143,5 @@ def _candidates(model: ServedModel, order: Sequence[Replica], now: float) -> Ite
             in_flight=replica.in_flight,
             waiting=replica.load.waiting,
             place=order.index(replica) if replica in order else None,
+            doubt="" if proofs is None else proofs.of(replica, now).doubt,
         )

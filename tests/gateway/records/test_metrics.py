@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,8 @@ def metrics_of() -> Metrics:
 
 
 async def test_a_gateway_has_the_metrics_of_the_table_and_no_others(start: Start, tmp_path: Path) -> None:
-    write(tmp_path / "evidence.json", document(NATIVE))
+    raced = datetime.now(UTC).isoformat()
+    write(tmp_path / "evidence.json", document({**NATIVE, "version": None}, measured_utc=raced))
     launched = {"engine": "fake", "launch": True, "model": "any"}
     gateway = await start(
         model({**fake(), "engine": "telling"}, fake("native")),

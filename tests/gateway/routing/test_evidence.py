@@ -55,7 +55,7 @@ async def proven(gateway: Gateway) -> dict[str, float]:
     return {
         name: float(value)
         for name, _, value in (line.rpartition(" ") for line in lines)
-        if name.startswith(("goodgate_goodput_proven_rps", "goodgate_evidence"))
+        if name.startswith(("goodgate_goodput_proven_rps", "goodgate_evidence_timestamp"))
     }
 
 
