@@ -12,6 +12,7 @@ from pathlib import Path
 from aiohttp import web
 
 from adapters import registry
+from gateway.admission.gate import Gates
 from gateway.admission.open_requests import OpenRequests
 from gateway.config import (
     Config,
@@ -51,6 +52,7 @@ from gateway.web.middleware import Sink, enveloping, headers_of, log_access, rec
 
 FLEET = web.AppKey("fleet", Fleet)
 LOADER = web.AppKey("loader", Loader)
+GATES = web.AppKey("gates", Gates)
 OPEN_REQUESTS = web.AppKey("open_requests", OpenRequests)
 QUOTAS = web.AppKey("quotas", Quotas)
 METRICS = web.AppKey("metrics", Metrics)
@@ -87,9 +89,16 @@ def create_app(
     salts = Salts(config.tenants.isolate_prefix_cache, home, cache_salt_secret(config.tenants))
     prefixes = PrefixWatch(gives_advice=config.prefixes.advice)
     loader = Loader(fleet, config, metrics)
+    gates = Gates(
+        (*config.models, *config.groups),
+        metrics,
+        max_in_flight=config.server.max_in_flight,
+        heartbeat_s=config.server.heartbeat_s,
+    )
     dispatcher = Dispatcher(
         fleet,
         loader,
+        gates,
         metrics,
         max_in_flight=config.server.max_in_flight,
         quotas=quotas,
@@ -164,6 +173,7 @@ def create_app(
     app.cleanup_ctx.extend([keeping, running])
     app[FLEET] = fleet
     app[LOADER] = loader
+    app[GATES] = gates
     app[OPEN_REQUESTS] = dispatcher.open_requests
     app[QUOTAS] = quotas
     app[METRICS] = metrics

@@ -29,6 +29,7 @@ from adapters.base import EngineAdapter
 from adapters.errors import ContextLengthExceeded
 from adapters.tools.strict import strict_tools
 from adapters.types import CacheSalt, GenerateRequest, Usage
+from gateway.admission.gate import Gates
 from gateway.admission.open_requests import OpenRequests
 from gateway.attempts.answer import Answer, Question
 from gateway.attempts.attempt import Attempts
@@ -60,6 +61,7 @@ class Dispatcher:
         self,
         fleet: Fleet,
         loader: Loader,
+        gates: Gates,
         metrics: Metrics,
         *,
         max_in_flight: int,
@@ -69,12 +71,12 @@ class Dispatcher:
         proofs: Proofs,
         is_verbatim: bool = False,
     ) -> None:
-        self.open_requests = OpenRequests(max_in_flight)
+        self.open_requests = OpenRequests(max_in_flight, gates.num_waiting)
         self._fleet = fleet
         self._salts = salts
         self._charges = Charges(quotas)
-        self._router = Router(fleet, loader, proofs)
-        self._attempts = Attempts(fleet, metrics, is_verbatim=is_verbatim)
+        self._router = Router(fleet, loader, gates, proofs)
+        self._attempts = Attempts(fleet, gates, metrics, is_verbatim=is_verbatim)
         self._prefixes = prefixes
 
     @asynccontextmanager

@@ -10,7 +10,7 @@ Whether one may come in decides capacity.py, which is pure; here is the count th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from adapters.errors import InvalidRequest
@@ -18,8 +18,9 @@ from gateway.admission import capacity
 
 
 class OpenRequests:
-    def __init__(self, max_in_flight: int) -> None:
+    def __init__(self, max_in_flight: int, num_waiting: Callable[[], int] = int) -> None:
         self._max_in_flight = max_in_flight
+        self._num_waiting = num_waiting  # of those in flight, before a model's gate: their own bounds hold for them
         self.in_flight = 0  # generations: a request of several prompts has several
         self.is_draining = False
         self.is_cut_off = False  # draining took too long, and what is still open is being cancelled
@@ -33,7 +34,7 @@ class OpenRequests:
             raise InvalidRequest(f"One request may hold at most {self._max_in_flight} prompts.", param="prompt")
         refusal = capacity.refusal(
             num_wanted,
-            in_flight=self.in_flight,
+            in_flight=self.in_flight - self._num_waiting(),
             max_in_flight=self._max_in_flight,
             is_draining=self.is_draining,
         )

@@ -19,6 +19,7 @@ from adapters.errors import EngineProtocolError, GoodgateError
 from adapters.tools.strict import StrictTools, held_to_schema
 from adapters.types import Chunk, GenerateRequest, Usage
 from adapters.wire import outgoing
+from gateway.admission.gate import Gates
 from gateway.attempts.answer import Answer, Question, read_whole
 from gateway.records import logs
 from gateway.records.metrics import Metrics
@@ -34,8 +35,9 @@ T = TypeVar("T")
 
 
 class Attempts:
-    def __init__(self, fleet: Fleet, metrics: Metrics, *, is_verbatim: bool) -> None:
+    def __init__(self, fleet: Fleet, gates: Gates, metrics: Metrics, *, is_verbatim: bool) -> None:
         self._fleet = fleet
+        self._gates = gates
         self._metrics = metrics
         self._is_verbatim = is_verbatim  # an engine's own words may be recorded, though they may quote a prompt
 
@@ -72,6 +74,7 @@ class Attempts:
     @asynccontextmanager
     async def _attempt(self, replica: Replica, trace: Trace, ask: Ask) -> AsyncIterator[Attempt]:
         attempt = Attempt(model=replica.model, engine=replica.engine, replica=replica.name, outcome="ok")
+        attempt.expected_prompt_tokens = ask.prompt_tokens
         if trace.span_id:
             attempt.span_id = new_span_id()
         trace.attempts.append(attempt)
@@ -97,6 +100,7 @@ class Attempts:
                 attempt.engine_s = share(attempt.ended)
                 self._metrics.attempted(replica, attempt)
                 self._fleet.note_attempt(replica, attempt, failure)
+                self._gates.note_end(attempt)
 
     async def _first_chunk(
         self, chunks: AsyncGenerator[Chunk, None], replica: Replica, trace: Trace, attempt: Attempt
@@ -107,6 +111,7 @@ class Attempts:
             raise EngineProtocolError(f"The engine {replica.engine!r} ended without an answer.") from None
         attempt.first_token = time.perf_counter()
         self._fleet.note_first_token(replica, attempt, attempt.first_token)
+        self._gates.note_first_token(attempt)
         if trace.ttft_s is None:
             trace.ttft_s = attempt.first_token - trace.started
             self._metrics.first_token(replica, trace.ttft_s)

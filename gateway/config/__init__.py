@@ -11,6 +11,7 @@ from gateway.config.environment import adapter_options, cache_salt_secret, quota
 from gateway.config.loading import describe, load_config, parse_config
 from gateway.config.schema import (
     AdapterClass,
+    AdmissionConfig,
     AuthConfig,
     AutoscaleConfig,
     BreakerConfig,
@@ -40,6 +41,7 @@ from gateway.config.schema import (
 
 __all__ = [
     "AdapterClass",
+    "AdmissionConfig",
     "AuthConfig",
     "AutoscaleConfig",
     "BreakerConfig",

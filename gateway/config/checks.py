@@ -31,6 +31,7 @@ def check(config: Config, find_adapter: FindAdapter) -> None:
     _check_references(config)
     _check_rules(config)
     _check_evidence(config)
+    _check_admission(config)
     tracing_headers(config.tracing)
     cache_salt_secret(config.tenants)
     _check_quotas(config.quotas)
@@ -98,6 +99,28 @@ def _check_evidence(config: Config) -> None:
                 f"`routing: goodput` needs `evidence:`, the path of a race's evidence.json, which may come later "
                 f"({name!r})."
             )
+
+
+def _check_admission(config: Config) -> None:
+    """A gate's bounds fit each other and those of the gateway, and a limit that is found out has a target to go by."""
+    for named in (*config.models, *config.groups):
+        if (gate := named.admission) is None:
+            continue
+        where = f"model {named.name!r}" if isinstance(named, ModelConfig) else f"group {named.name!r}"
+        most = config.server.max_in_flight
+        if gate.max_running is not None and gate.max_running > most:
+            raise ConfigError(
+                f"`max_running` is {gate.max_running}, but the whole gateway has at most {most} generations open: "
+                f"raise `server.max_in_flight` too ({where})."
+            )
+        if gate.min_running > (gate.max_running or most):
+            raise ConfigError(f"`min_running` is more than `max_running` or `server.max_in_flight` ({where}).")
+        if gate.adaptive and named.slo.ttft_ms is None and named.slo.tpot_ms is None:
+            raise ConfigError(
+                f"`adaptive: true` needs a target to go by: set `slo.ttft_ms` or `slo.tpot_ms` ({where})."
+            )
+        if gate.adaptive is False and gate.max_running is None:
+            raise ConfigError(f"`adaptive: false` needs `max_running`: nobody else says how many ({where}).")
 
 
 def _check_quotas(config: QuotasConfig) -> None:

@@ -174,6 +174,23 @@ class SloConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tpot_ms: Annotated[float, Meta(gt=0, le=60_000)] | None = None
 
 
+class AdmissionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many generations may be open at once, who waits for a turn, and how turns are shared out."""
+
+    max_running: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    min_running: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    adaptive: bool | None = None
+    max_waiting: Annotated[int, Meta(ge=0, le=100_000)] = 256
+    max_wait_s: Annotated[float, Meta(gt=0, le=3600)] = 30
+    floor_share: Annotated[float, Meta(ge=0, le=0.5)] = 0.05
+    weights: dict[Name, Annotated[float, Meta(gt=0, le=1000)]] = {}
+
+    @property
+    def is_adaptive(self) -> bool:
+        """The limit is found out, by default where none is given."""
+        return self.max_running is None if self.adaptive is None else self.adaptive
+
+
 class NamedConfig(Rules, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What clients can ask for by a name: which names those are, what holds for the requests, and who answers if the
     first choice cannot. Aliases may be patterns."""
@@ -184,6 +201,7 @@ class NamedConfig(Rules, frozen=True, kw_only=True, forbid_unknown_fields=True):
     context_fallbacks: tuple[Name, ...] = ()
     max_attempts: Annotated[int, Meta(ge=1, le=10)] = 3
     slo: SloConfig = SloConfig()
+    admission: AdmissionConfig | None = None
 
 
 class ModelConfig(NamedConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

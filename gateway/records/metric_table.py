@@ -62,6 +62,12 @@ LABELS: Mapping[str, Label] = {
     "tenant": Label("the tenants of the API keys; `anonymous` where no key is asked for", 200),
     "result": Label("`sent`, `failed` (the collector took them not) or `dropped` (too many waited)", 3),
     "reason": Label("`idle`, `evicted` (its place was wanted), `asked` (by an admin) or `failed`", 4),
+    "priority": Label("`high`, `default` or `low`", 3),
+    "cause": Label(
+        "`late` (its turn would come too late), `full` (too many wait), `displaced` (a higher class took its place) or "
+        "`expired` (its turn did not come in time)",
+        4,
+    ),
     "kind": Label("`prompt` or `completion`", 2),
     "reuse": Label("`hit`: read from the engine's prefix cache; `miss`: computed", 2),
 }
@@ -120,6 +126,22 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Requests of keys with limits or budgets that came while the store of quotas did not answer.",
         ("decision",),
+    ),
+    Metric("goodgate_admission_open", "gauge", "Generations that the model's gate has let in.", ("model",)),
+    Metric("goodgate_admission_limit", "gauge", "Generations that it lets in at once, as of now.", ("model",)),
+    Metric("goodgate_admission_waiting", "gauge", "Requests that wait for their turn there.", ("model", "priority")),
+    Metric(
+        "goodgate_admission_wait_seconds",
+        "histogram",
+        "Waits of those that were let in after one.",
+        ("model", "priority"),
+        LATENCY_S,
+    ),
+    Metric(
+        "goodgate_admission_shed",
+        "counter",
+        "Requests that a model's gate sent away with 503.",
+        ("model", "priority", "cause"),
     ),
     Metric("goodgate_in_flight", "gauge", "Open generations.", _REPLICA),
     Metric("goodgate_replica_ready", "gauge", "1 if the replica can serve, be it after a load on demand.", _REPLICA),

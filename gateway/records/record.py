@@ -7,7 +7,7 @@ The phases follow each other and sum up to the duration:
 
     receive  the client sends its body                 failed   attempts that came to nothing
     gateway  checks, routing, writing the end          prefill  from the attempt that answered to its first token,
-    queue    waiting for a model to be loaded                   with the time in the engine's own queue
+    queue    waiting for a turn, or for a model to load             with the time in the engine's own queue
                                                        decode   from the first token to the last
                                                        client   while the client took nothing more
 
@@ -65,6 +65,7 @@ class CandidateRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Detail(Struct, frozen=True, kw_only=True, omit_defaults=True):
     trace_id: str = ""  # of the distributed trace that the request belongs to
+    turn_s: float = 0.0  # of the queue phase, the wait for a turn at the model's gate
     attempts: tuple[AttemptRecord, ...] = ()
     candidates: tuple[CandidateRecord, ...] = ()
     not_reached: tuple[str, ...] = ()  # fallback models that nobody had to look at
@@ -239,6 +240,7 @@ def _of_attempts(trace: Trace) -> Iterator[tuple[str, float]]:
 def _detail(trace: Trace, proven: Proven) -> Detail:
     return Detail(
         trace_id=trace.trace_id,
+        turn_s=trace.queued_s,
         attempts=tuple(_attempt(attempt, trace) for attempt in trace.attempts[:MAX_ATTEMPTS_KEPT]),
         candidates=tuple(_candidate(candidate, trace, proven) for candidate in trace.candidates),
         not_reached=tuple(name for name in trace.chain if name not in trace.routed),

@@ -11,6 +11,7 @@ from aiohttp import web
 from msgspec import Struct, field
 
 from adapters.types import Usage
+from gateway.admission.priority import Priority
 from gateway.records.trace_context import TraceContext, new_span_id
 from gateway.tenants.keys import Key
 
@@ -31,6 +32,7 @@ class Attempt(Struct, kw_only=True):
     engine_s: float = 0.0  # its share of the engine's time, once it has ended (see gateway/replicas/engine_time.py)
     num_choices: int = 1
     is_stream: bool = False  # a slow client may then have made the engine wait
+    expected_prompt_tokens: int = 0
     usage: Usage | None = None  # as the engine told it
     span_id: str = ""  # where the request's spans are recorded
 
@@ -87,7 +89,10 @@ class Trace(Struct, kw_only=True):
     routed: list[str] = field(default_factory=list)  # those of them whose replicas were looked at: the candidates
     candidates: list[Candidate] = field(default_factory=list)
     refusals: dict[tuple[str, str], str] = field(default_factory=dict)  # by model and replica: what it cannot honour
-    waited_s: float = 0.0  # for a model that had to be loaded
+    priority: Priority = Priority.DEFAULT
+    ttft_wish_s: float | None = None  # the caller's own, where it is tighter than the model's
+    waited_s: float = 0.0  # for its turn, and for a model that had to be loaded
+    queued_s: float = 0.0  # of that, for its turn
     attempts: list[Attempt] = field(default_factory=list)
     ttft_s: float | None = None
     client_s: float = 0.0  # for a client that took nothing more
@@ -108,6 +113,12 @@ class Trace(Struct, kw_only=True):
         """One wait for a model. Those of a request's several prompts pass at the same time and count once."""
         self.waited_s += max(0.0, ended - max(began, self._waited_until))
         self._waited_until = max(ended, self._waited_until)
+
+    def note_queued(self, began: float, ended: float) -> None:
+        """One wait for a turn."""
+        before_s = self.waited_s
+        self.note_wait(began, ended)
+        self.queued_s += self.waited_s - before_s
 
     @property
     def trace_id(self) -> str:

@@ -27,7 +27,6 @@ POLICIES = {
 _IN_PHASE = {
     "receive": "the client took to send its body",
     "gateway": "the gateway itself took",
-    "queue": "it waited for a model to be loaded",
     "failed": "went into attempts that failed",
 }
 
@@ -120,7 +119,7 @@ def _slow(record: Record, usual: Usual, phase: str) -> str:
         assert usual.prefill_s is not None
         cause = f"were prefill on {where}{_behind(record)}, where {seconds(usual.prefill_s)} is usual"
     else:
-        cause = _IN_PHASE[phase]
+        cause = _cause(phase, record)
     until_first = seconds(record.duration_s if record.ttft_s is None else record.ttft_s)
     return f"Slow to its first token (TTFT): {took} of {until_first} {cause}."
 
@@ -151,7 +150,14 @@ def _largest(record: Record) -> str:
         return f"Most of it was prefill (TTFT) on {printable(record.replica)}: {what}."
     if phase == "client":
         return f"Most of it was spent on a client that took nothing: {what}."
-    return f"Most of it, {what}, {_IN_PHASE[phase]}."
+    return f"Most of it, {what}, {_cause(phase, record)}."
+
+
+def _cause(phase: str, record: Record) -> str:
+    if phase != "queue":
+        return _IN_PHASE[phase]
+    is_for_turn = detail_of(record).turn_s > record.queue_s / 2
+    return "it waited for its turn at the model's gate" if is_for_turn else "it waited for a model to be loaded"
 
 
 def _failure(record: Record) -> str:
@@ -207,6 +213,8 @@ def _beside(phase: str, record: Record, usual: Usual) -> str:
     if phase == "decode" and record.tpot_s is not None:
         compared = "" if usual.tpot_s is None else f", usual: {seconds(usual.tpot_s)}"
         return f"{seconds(record.tpot_s)} a token{compared}"
+    if phase == "queue" and (turn_s := detail_of(record).turn_s):
+        return f"{seconds(turn_s)} of it for a turn at the model's gate"
     return ""
 
 

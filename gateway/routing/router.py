@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeAlias
 
 import msgspec
 
 from adapters.base import EngineAdapter
 from adapters.errors import EngineUnavailable, GoodgateError, Overloaded, UnsupportedOperation, UnsupportedParameter
+from gateway.admission.gate import Gates
 from gateway.records.trace import Candidate, Trace
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.loader import Loader, OnLate
@@ -33,9 +35,10 @@ Check: TypeAlias = Callable[[EngineAdapter[Any]], None]  # raises what the engin
 
 
 class Router:
-    def __init__(self, fleet: Fleet, loader: Loader, proofs: Proofs) -> None:
+    def __init__(self, fleet: Fleet, loader: Loader, gates: Gates, proofs: Proofs) -> None:
         self._fleet = fleet
         self._loader = loader
+        self._gates = gates
         self._proofs = proofs
 
     async def route(
@@ -49,7 +52,7 @@ class Router:
         trace.chain = (*trace.chain, *(served.name for served in parts if served.name not in trace.chain))
         for served in parts:
             try:
-                held = await self._loader.hold(served, trace, on_late)
+                held = await self._let_in(served, trace, ask, on_late)
             except (EngineUnavailable, Overloaded) as error:
                 refusal = refusal or error
                 continue
@@ -69,6 +72,19 @@ class Router:
             if refusal is not None:
                 raise refusal
             yield self._last_resort(chain[0], ask)
+
+    async def _let_in(
+        self, served: ServedModel, trace: Trace, ask: Ask, on_late: OnLate | None
+    ) -> AbstractContextManager[object]:
+        """Waits until the model is loaded, and then for a turn: what has to be loaded has no queue to be late in. A
+        question in one piece (it writes nothing) needs no turn."""
+        loaded = await self._loader.hold(served, trace, on_late)
+        if not ask.completion_tokens or not self._gates.guards(served):
+            return loaded
+        with ExitStack() as stack:
+            stack.enter_context(loaded)
+            stack.enter_context(await self._gates.let_in(served, trace, ask, on_late))
+            return stack.pop_all()
 
     def _in_order(self, model: ServedModel, trace: Trace, ask: Ask) -> list[Replica]:
         now = time.perf_counter()

@@ -26,6 +26,7 @@ from multidict import CIMultiDictProxy
 
 from adapters.errors import InvalidRequest, RequestError, Unauthorized
 from adapters.types import SALT_HEADER
+from gateway.admission.priority import PRIORITY_HEADER, TTFT_HEADER, wish_of
 from gateway.config import AuthConfig, Config, ConfigError
 from gateway.records.trace import TRACE
 from gateway.tenants.keys import Key, KeyRing
@@ -81,6 +82,9 @@ def authenticating(ring: KeyRing | None, config: AuthConfig) -> Middleware:
             if needs_keys(ring, config):
                 trace.caller = _caller(request, access, ring, config)
             trace.is_let_in = access is Access.KEYED
+            if PRIORITY_HEADER in request.headers or TTFT_HEADER in request.headers or trace.caller is not None:
+                ceiling = None if trace.caller is None else trace.caller.priority
+                trace.priority, trace.ttft_wish_s = wish_of(request.headers, ceiling)
             if SALT_HEADER in request.headers:
                 trace.cache_salt = _vouched_salt(request.headers.getall(SALT_HEADER), trace.caller)
         return await handler(request)

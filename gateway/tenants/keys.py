@@ -35,6 +35,7 @@ import msgspec
 from msgspec import Struct
 
 from adapters.errors import GoodgateError
+from gateway.admission.priority import Priority
 from gateway.records import logs
 from gateway.tenants.accounts import Account
 from gateway.tenants.budgets import NO_BUDGET, Budget
@@ -85,10 +86,11 @@ _MIGRATIONS = (  # what makes each version of the file of the one before
             budget_per TEXT NOT NULL
         )""",
     ),
+    ("ALTER TABLE keys ADD COLUMN priority TEXT NOT NULL DEFAULT 'default'",),
 )
 SCHEMA_VERSION = len(_MIGRATIONS)
 _BOUNDS = "requests_per_min, tokens_per_min, concurrent, budget_tokens, budget_gpu_seconds, budget_per"
-_COLUMNS = f"id, name, tenant, role, models, created, expires, revoked, digest, {_BOUNDS}"
+_COLUMNS = f"id, name, tenant, role, models, created, expires, revoked, digest, priority, {_BOUNDS}"
 _log = logs.logger("keys")
 
 
@@ -108,6 +110,7 @@ class NewKey(Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] = ("*",)
     limits: Limits = NO_LIMITS
     budget: Budget = NO_BUDGET
+    priority: Priority = Priority.DEFAULT  # of its requests, unless they ask for a lower one
     expires: float | None = None
 
 
@@ -152,9 +155,13 @@ class KeyStore:
         secret = _new_secret()
         tenant = key.tenant or key.name
         models = msgspec.json.encode(key.models).decode()
-        row = (key.name, tenant, key.role, digest(secret), models, time.time(), key.expires, *_bounds(key))
+        row = (
+            *(key.name, tenant, key.role, digest(secret), models, time.time(), key.expires),
+            key.priority.label,
+            *_bounds(key),
+        )
         insert = (
-            f"INSERT INTO keys (name, tenant, role, digest, models, created, expires, {_BOUNDS}) "
+            f"INSERT INTO keys (name, tenant, role, digest, models, created, expires, priority, {_BOUNDS}) "
             f"VALUES ({', '.join('?' * len(row))})"
         )
         with self._writing() as connection:
@@ -352,7 +359,7 @@ def digest(secret: str) -> bytes:
 def read_keys(connection: sqlite3.Connection) -> Iterator[tuple[bytes, Key]]:
     tenants = read_tenants(connection)
     for row in connection.execute(f"SELECT {_COLUMNS} FROM keys ORDER BY id"):
-        number, name, tenant, role, models, created, expires, revoked, stored, *bounds = row
+        number, name, tenant, role, models, created, expires, revoked, stored, priority, *bounds = row
         yield (
             bytes(stored),
             Key(
@@ -363,6 +370,7 @@ def read_keys(connection: sqlite3.Connection) -> Iterator[tuple[bytes, Key]]:
                 models=msgspec.json.decode(models, type=tuple[str, ...]),
                 limits=_limits(bounds),
                 budget=_budget(bounds),
+                priority=Priority.named(priority) or Priority.DEFAULT,
                 created=created,
                 expires=expires,
                 revoked=revoked,

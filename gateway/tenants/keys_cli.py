@@ -15,6 +15,7 @@ import typer
 
 from adapters.config import goodgate_home
 from adapters.errors import GoodgateError
+from gateway.admission.priority import Priority
 from gateway.commands.table import table
 from gateway.tenants import budgets, quotas_file
 from gateway.tenants.accounts import Account
@@ -27,7 +28,7 @@ HELP = """API keys: who may call the gateway, which models, and how much.
 Example: goodgate keys create alice --models 'small*' --requests-per-min 60 --budget-tokens 1M
 """
 BOUNDS = ("requests/min", "tokens/min", "at once", "tokens", "GPU-seconds")
-TITLES = ("name", "tenant", "role", "models", *BOUNDS, "made", "state")
+TITLES = ("name", "tenant", "role", "models", "priority", *BOUNDS, "made", "state")
 TENANT_TITLES = ("tenant", *BOUNDS)
 SCALES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -39,6 +40,12 @@ class PeriodName(Enum):
     DAY = "day"
     MONTH = "month"
     LIFE = "life"
+
+
+class PriorityName(Enum):
+    HIGH = "high"
+    DEFAULT = "default"
+    LOW = "low"
 
 
 app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -69,6 +76,9 @@ def create(
     budget_tokens: Tokens = None,
     budget_gpu_seconds: GpuSeconds = None,
     budget_per: Per = PeriodName.MONTH,
+    priority: Annotated[
+        PriorityName, typer.Option(help="The class of its requests; they may ask for a lower one, and for no higher.")
+    ] = PriorityName.DEFAULT,
     expires: Annotated[
         str | None, typer.Option(help="Valid for so long: 90s, 15m, 12h, 30d. Default: for ever.", metavar="TIME")
     ] = None,
@@ -87,6 +97,7 @@ def create(
             models=tuple(each.strip() for each in models.split(",")),
             limits=limits,
             budget=budget,
+            priority=Priority[priority.name],
             expires=None if expires is None else time.time() + seconds(expires),
         )
         _tell(name, _store().create(new))
@@ -104,7 +115,10 @@ def show(
     now = time.time()
     try:
         keys = [key for key in _store().all() if with_revoked or key.revoked is None]
-        rows = [(key.name, key.tenant, key.role, ",".join(key.models), *_shown_bounds(key.own, now)) for key in keys]
+        rows = [
+            (key.name, key.tenant, key.role, ",".join(key.models), key.priority.label, *_shown_bounds(key.own, now))
+            for key in keys
+        ]
         tenants = [(tenant.name, *_shown_bounds(tenant, now)) for tenant in _store().tenants()]
     except GoodgateError as error:
         _fail(error)

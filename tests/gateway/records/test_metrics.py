@@ -3,6 +3,7 @@ requests."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -59,6 +60,7 @@ async def test_a_gateway_has_the_metrics_of_the_table_and_no_others(start: Start
     gateway = await start(
         model({**fake(), "engine": "telling"}, fake("native")),
         model(launched, name="n"),
+        model(fake(ttft_ms=50), name="narrow", admission={"max_running": 1, "max_waiting": 1}),
         model(launched, name="seldom", load="on_demand"),
         model({**launched, "engine": "native", "model": "absent"}, name="never", load="on_demand"),
         engines={"telling": TellingEngine},
@@ -70,6 +72,8 @@ async def test_a_gateway_has_the_metrics_of_the_table_and_no_others(start: Start
     assert (await gateway.chat())[0] == 200
     assert await gateway.events()
     assert (await gateway.chat(model="nobody's"))[0] == 404
+    narrow = await asyncio.gather(*(gateway.chat(model="narrow") for _ in range(3)))
+    assert sorted(status for status, _, _ in narrow) == [200, 200, 503]
     assert (await gateway.chat(model="seldom"))[0] == 200
     assert (await gateway.chat(model="never"))[0] == 503
     for replica in gateway.fleet.replicas:
