@@ -18,10 +18,10 @@ import msgspec
 from msgspec import Struct
 
 from adapters.errors import EngineUnavailable
-from adapters.wire.engine_client import read_body
 from adapters.wire.unreachable import why_unreachable
 
 TIMEOUT_S = 5.0
+MAX_BYTES = 4 << 20  # of an answer
 PATHS = ("/v1/models", "/info", "/props", "/v2", "/model_info")
 UNSURE = "openai_compatible"
 
@@ -115,7 +115,9 @@ async def ask_around(url: str, headers: Mapping[str, str]) -> dict[str, Reply]:
 
 async def _get(client: aiohttp.ClientSession, url: str) -> Reply:
     async with client.get(url, allow_redirects=False) as response:
-        body = await read_body(response)
+        body = bytearray()
+        while len(body) < MAX_BYTES and (piece := await response.content.readany()):
+            body += piece
         location = response.headers.get("Location", "") if 300 <= response.status < 400 else ""
     try:
         told = msgspec.json.decode(body) if response.status == 200 else None

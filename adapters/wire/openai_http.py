@@ -199,10 +199,12 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
 
     async def exchange(self, request: GenerateRequest, request_id: str) -> Exchange:
         """What to send, and who reads the answer. Engines that key their state on ids put `request_id` into it."""
+        reader = StreamReader(self.engine, request, self.dialect, on_unknown_reason=self.count_unknown_reason)
         return Exchange(
             path="/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions",
             body=self.body(request, await self.served_model(request.model)),
-            reader=StreamReader(self.engine, request, self.dialect, on_unknown_reason=self.count_unknown_reason),
+            reader=reader,
+            read_whole=None if request.is_stream else reader.read_whole,
         )
 
     def count_unknown_reason(self) -> None:

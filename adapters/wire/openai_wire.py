@@ -42,6 +42,7 @@ from adapters.wire.vocabulary import as_completion_logprobs, as_finish_reason, m
 from adapters.wire.wire_errors import stream_error
 
 _NOTHING = Raw(b"")
+CHARS_A_TOKEN = 4  # about, where nobody counts
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
@@ -145,9 +146,13 @@ class _Delta(Struct):
     tool_calls: Raw = _NOTHING
 
 
+_NOTHING_NEW = _Delta()
+
+
 class _Choice(Struct):
     index: int = 0
     delta: _Delta | None = None
+    message: _Delta | None = None  # in its place where the answer comes in one piece
     text: str | None = None
     logprobs: Raw = _NOTHING
     finish_reason: str | None = None
@@ -225,6 +230,15 @@ class StreamReader:
         """
         return self._read(self._splitter.feed(data))
 
+    def read_whole(self, body: bytes) -> list[Chunk]:
+        """An answer in one piece, which some engines give whatever they are asked for: one event, and its end."""
+        chunks = self._read_payload(Event(body))
+        if not chunks:
+            raise EngineProtocolError(f"The engine {self._engine!r} answered JSON that is no answer.")
+        if self._usage is None:  # it has no pieces to count
+            self._num_pieces = sum(len(chunk.text) + len(chunk.reasoning) for chunk in chunks) // CHARS_A_TOKEN + 1
+        return [*chunks, *self.finish()]
+
     def finish(self) -> list[Chunk]:
         """The stream is over: what was left in it, and the usage. Raises `StreamInterrupted` if it ended too early."""
         rest = list(self._read(self._splitter.close()))
@@ -280,7 +294,7 @@ class StreamReader:
         index = choice.index
         if not 0 <= index < self._num_choices:
             raise EngineProtocolError(f"The engine {self._engine!r} answered a choice that was not asked for.")
-        delta = choice.delta or _Delta()
+        delta = choice.delta or choice.message or _NOTHING_NEW
         text = delta.content or choice.text or ""
         reasoning = delta.reasoning or delta.reasoning_content or ""
         reason = as_finish_reason(self._engine, choice.finish_reason, self._on_unknown_reason)

@@ -43,9 +43,8 @@ PATIENCE_S = 0.25  # where it is to run out; elsewhere a busy machine has all th
 
 @pytest.mark.parametrize("name", BAD_ANSWERS)
 async def test_a_bad_answer_is_one_clean_error_and_the_next_request_is_answered(
-    twin_subject: TwinSubject, name: str, monkeypatch: pytest.MonkeyPatch
+    twin_subject: TwinSubject, name: str
 ) -> None:
-    monkeypatch.setattr(engine_client, "LOOK_AFTER_S", 0.05)
     bad, adapter = BAD_ANSWERS[name], twin_subject.adapter
     if isinstance(twin_subject, GenerateSubject) and twin_subject.is_ensemble and name == "an end without a reason":
         pytest.skip("it ends so when it is done")

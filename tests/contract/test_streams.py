@@ -252,6 +252,61 @@ async def test_a_compressed_stream_is_read(http_subject: HTTPSubject) -> None:
     assert http_subject.twin.requests[-1].headers["accept-encoding"] == "identity"
 
 
+# ------------------------------ answers in one piece
+
+
+def piece(message: dict[str, Any], reason: str | None = "stop", **more: Any) -> Reply:
+    return Reply.plain(200, {"choices": [{"index": 0, "message": message, "finish_reason": reason}], **more})
+
+
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2}
+
+
+async def test_an_engine_that_answers_in_one_piece_is_read_where_the_client_does_not_stream() -> None:
+    """Some do so whatever they are asked for, and what stands before them may."""
+    async with engine("vllm", model="small") as (adapter, twin):
+        twin.reply(CHAT, piece({"role": "assistant", "content": "Hello world"}, usage=USAGE))
+        chunks = await collect(adapter, chat())
+        assert (text_of(chunks), reasons_of(chunks), chunks[-1].usage) == ("Hello world", ["stop"], Usage(3, 2))
+        with pytest.raises(EngineProtocolError, match="answered application/json, not a stream"):
+            await collect(adapter, chat(stream=True))
+
+
+async def test_tool_calls_of_an_answer_in_one_piece_have_openais_form() -> None:
+    calls = [{"id": each, "type": "function", "function": {"name": "f", "arguments": "{}"}} for each in "ab"]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    async with engine("vllm", model="small") as (adapter, twin):
+        twin.reply(CHAT, piece({"content": None, "tool_calls": calls}, "tool_calls", usage=USAGE))
+        first, _ = await collect(adapter, chat(tools=tools))
+        assert first.finish_reason == "tool_calls"
+        told = json.loads(bytes(first.tool_calls or b""))
+        assert [(call["index"], call["function"]) for call in told] == [(n, calls[0]["function"]) for n in range(2)]
+        assert [call["id"] for call in told] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (piece({"content": "Hello"}, reason=None), StreamInterrupted),
+        (piece({"content": ""}, reason=None), EngineProtocolError),
+        (Reply.plain(200, b'{"choices": [{"message"'), EngineProtocolError),
+        (Reply.plain(200, {"choices": []}), EngineProtocolError),
+        (Reply.plain(200, {"error": {"message": "CUDA out of memory", "code": 500}}), EngineFailed),
+    ],
+)
+async def test_an_answer_in_one_piece_is_whole_or_none(reply: Reply, kind: type[Exception]) -> None:
+    async with engine("vllm", model="small") as (adapter, twin):
+        twin.reply(CHAT, reply)
+        with pytest.raises(kind):
+            await collect(adapter, chat())
+
+
+async def test_an_answer_in_one_piece_without_an_account_is_not_counted_as_one_token() -> None:
+    async with engine("vllm", model="small") as (adapter, twin):
+        twin.reply(CHAT, piece({"content": "word " * 100}))
+        assert (await collect(adapter, chat()))[-1].usage == Usage(0, 126)
+
+
 @pytest.mark.replay("W17", "A34")
 @pytest.mark.parametrize(
     "usage",

@@ -1,0 +1,87 @@
+"""One timer for a deadline that moves: how often a timer is made, and when it rings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.wire.hop.alarm import Alarm
+
+
+class Clock(asyncio.AbstractEventLoop):
+    """A loop of which an alarm needs the time and one kind of timer."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[asyncio.TimerHandle] = []
+        self.num_made = 0
+
+    def time(self) -> float:
+        return self.now
+
+    def get_debug(self) -> bool:
+        return False
+
+    def _timer_handle_cancelled(self, _: asyncio.TimerHandle) -> None:
+        pass
+
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        self.num_made += 1
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self.timers.append(timer)
+        return timer
+
+    def advance(self, until: float) -> None:
+        while due := [timer for timer in self.timers if not timer.cancelled() and timer.when() <= until]:
+            timer = min(due, key=asyncio.TimerHandle.when)
+            self.timers.remove(timer)
+            self.now = max(self.now, timer.when())
+            timer._run()
+        self.now = until
+
+
+MOVES = st.lists(st.tuples(st.floats(0, 5), st.one_of(st.none(), st.floats(0.01, 10))), max_size=20)
+
+
+@given(MOVES)
+def test_it_rings_once_at_the_deadline_that_stands_then(moves: list[tuple[float, float | None]]) -> None:
+    clock, rung = Clock(), list[float]()
+    alarm = Alarm(clock, lambda: rung.append(clock.time()))
+    expected: list[float] = []
+    deadline: float | None = None
+    for pause, ahead in moves:
+        until = clock.now + pause
+        if deadline is not None and deadline <= until:
+            expected.append(deadline)
+            deadline = None
+        clock.advance(until)
+        deadline = None if ahead is None else clock.now + ahead
+        alarm.clear() if deadline is None else alarm.set(deadline)
+    if deadline is not None:
+        expected.append(deadline)
+    clock.advance(clock.now + 100)
+    assert rung == expected
+
+
+def test_a_deadline_that_moves_with_every_token_makes_a_timer_a_minute() -> None:
+    clock = Clock()
+    alarm = Alarm(clock, lambda: None)
+    for token in range(20 * 600):  # ten minutes
+        clock.advance(token / 20)
+        alarm.set(clock.now + 60)
+    assert clock.num_made <= 11
+
+
+def test_one_that_is_cancelled_never_rings() -> None:
+    clock, rung = Clock(), list[bool]()
+    alarm = Alarm(clock, lambda: rung.append(True))
+    alarm.set(1)
+    alarm.cancel()
+    clock.advance(10)
+    assert not rung
