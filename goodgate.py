@@ -32,7 +32,7 @@ ROOMS: dict[str, str | None] = {
     "adapters.models.models_cli": "models",
     "arena.cli": "arena",
 }
-TOP_LEVEL = dict.fromkeys(("serve", "chat", "doctor", "prefixes"), "gateway.commands.cli") | dict.fromkeys(
+TOP_LEVEL = dict.fromkeys(("serve", "reload", "chat", "doctor", "prefixes"), "gateway.commands.cli") | dict.fromkeys(
     ("usage", "why"), "gateway.records.ledger_cli"
 )
 

@@ -17,6 +17,7 @@ from gateway.admission.open_requests import OpenRequests
 from gateway.config import (
     Config,
     FindAdapter,
+    Live,
     QuotasConfig,
     cache_salt_secret,
     quotas_password,
@@ -31,12 +32,15 @@ from gateway.handlers.openai import OpenAIHandlers
 from gateway.handlers.questions import QuestionHandlers
 from gateway.handlers.response_store import ResponseStore, store_of
 from gateway.handlers.responses import ResponsesHandlers
+from gateway.records import logs
 from gateway.records.ledger import Ledger
 from gateway.records.ledger_files import FOLDER
 from gateway.records.metrics import Metrics
 from gateway.records.prefixes import PrefixWatch
 from gateway.records.spans import SpanExporter
 from gateway.records.trace_context import Sampling
+from gateway.reload.reloader import Reloader
+from gateway.reload.source import Source
 from gateway.replicas import health
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.loader import Loader
@@ -50,6 +54,7 @@ from gateway.tenants.quotas_file import FileStore
 from gateway.tenants.salts import Salts
 from gateway.web.middleware import Sink, enveloping, headers_of, log_access, recording
 
+LIVE = web.AppKey("live", Live)
 FLEET = web.AppKey("fleet", Fleet)
 LOADER = web.AppKey("loader", Loader)
 GATES = web.AppKey("gates", Gates)
@@ -58,6 +63,7 @@ QUOTAS = web.AppKey("quotas", Quotas)
 METRICS = web.AppKey("metrics", Metrics)
 PROOFS = web.AppKey("proofs", Proofs)
 RESPONSES = web.AppKey("responses", ResponseStore)  # absent where nothing is kept
+RELOADER = web.AppKey("reloader", Reloader)  # absent where the configuration comes from no file
 
 
 def create_app(
@@ -65,10 +71,14 @@ def create_app(
     *,
     home: Path,
     find_adapter: FindAdapter = registry.adapter_class,
+    source: Source | None = None,
+    digest: str = "",
 ) -> web.Application:
-    """Keys are known from the first request on."""
+    """Keys are known from the first request on. `source` is where the configuration has come from, with `digest`; it is
+    looked at again, and what can change while requests are served is read through `live`."""
+    live = Live(config)
     ring = None if config.auth.required is False else KeyRing(KeyStore(home))
-    fleet = Fleet(config, find_adapter=find_adapter, home=home)
+    fleet = Fleet(live, find_adapter=find_adapter, home=home)
     metrics = Metrics(fleet)
     proven = None
     if config.evidence is not None:
@@ -88,7 +98,7 @@ def create_app(
     metrics.watch("goodgate_unmetered_requests", lambda: (((how,), n) for how, n in quotas.unmetered.items()))
     salts = Salts(config.tenants.isolate_prefix_cache, home, cache_salt_secret(config.tenants))
     prefixes = PrefixWatch(gives_advice=config.prefixes.advice)
-    loader = Loader(fleet, config, metrics)
+    loader = Loader(fleet, live, metrics)
     gates = Gates(
         (*config.models, *config.groups),
         metrics,
@@ -130,12 +140,25 @@ def create_app(
         client_max_size=config.server.max_body_mib << 20,
     )
     app.on_response_prepare.append(headers_of(dispatcher.open_requests))
-    app.add_routes(OpenAIHandlers(dispatcher, config.server).routes())
+    app.add_routes(OpenAIHandlers(dispatcher, live).routes())
     app.add_routes(ModelHandlers(fleet).routes())
-    app.add_routes(AnthropicHandlers(dispatcher, fleet, config.server).routes())
-    app.add_routes(QuestionHandlers(dispatcher, fleet, config.server).routes())
-    app.add_routes(ResponsesHandlers(dispatcher, config.server, store).routes())
-    app.add_routes(AdminHandlers(dispatcher.open_requests, fleet, loader, metrics, prefixes, proofs).routes())
+    app.add_routes(AnthropicHandlers(dispatcher, fleet, live).routes())
+    app.add_routes(QuestionHandlers(dispatcher, fleet, live).routes())
+    app.add_routes(ResponsesHandlers(dispatcher, live, store).routes())
+
+    async def adopt(other: Config) -> list[str]:
+        """What can fail comes first; then all of it changes before another request is looked at."""
+        plan = await asyncio.to_thread(fleet.plan, other)
+        live.config = other
+        dispatcher.open_requests.max_in_flight = other.server.max_in_flight
+        rotated = fleet.adopt(other, plan)
+        loader.adopt()
+        proofs.look_at_once()
+        logs.set_level(other.logs)
+        return [f"models.{replica.model}.replicas.{replica.name} (secret)" for replica in rotated]
+
+    reloader = None if source is None else Reloader(source, live, digest, adopt, metrics)
+    app.add_routes(AdminHandlers(dispatcher.open_requests, fleet, loader, metrics, prefixes, proofs, reloader).routes())
     app.add_routes(AutoscaleHandlers(autoscale, fleet).routes())
 
     async def keeping(_: web.Application) -> AsyncIterator[None]:
@@ -156,8 +179,10 @@ def create_app(
 
     async def running(_: web.Application) -> AsyncIterator[None]:
         fleet.start()
-        probes = asyncio.create_task(health.watch(fleet, config.health), name="health probes")
+        probes = asyncio.create_task(health.watch(fleet, live), name="health probes")
         watches = [probes]
+        if reloader is not None:
+            watches.append(asyncio.create_task(reloader.attend(), name="watches the configuration"))
         if ring is not None:
             watches.append(asyncio.create_task(ring.watch(), name="watches the keys"))
             watches.append(asyncio.create_task(quotas.store.tend(), name="tends the quotas"))
@@ -171,6 +196,7 @@ def create_app(
         await fleet.close()
 
     app.cleanup_ctx.extend([keeping, running])
+    app[LIVE] = live
     app[FLEET] = fleet
     app[LOADER] = loader
     app[GATES] = gates
@@ -180,6 +206,8 @@ def create_app(
     app[PROOFS] = proofs
     if store is not None:
         app[RESPONSES] = store
+    if reloader is not None:
+        app[RELOADER] = reloader
     return app
 
 

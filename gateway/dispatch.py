@@ -146,7 +146,7 @@ class Dispatcher:
 
     def _models(self, names: Sequence[str], trace: Trace) -> list[ServedModel]:
         """Those of the models that the caller may use."""
-        models = [self._fleet.models[name] for name in names]
+        models = [self._fleet.models[name] for name in names if name in self._fleet.models]  # not taken out meanwhile
         return [model for model in models if model.is_for(trace.caller)]
 
 

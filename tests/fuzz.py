@@ -399,7 +399,7 @@ async def a_rig() -> AsyncIterator[Rig]:
     with tempfile.TemporaryDirectory() as home:
         app, sock = create_app(config, home=Path(home)), listen("127.0.0.1", 0)
         port: int = sock.getsockname()[1]
-        async with server, serving(app, config.server, sock):
+        async with server, serving(app, sock):
             while not all(replica.is_ready for replica in app[FLEET].replicas):  # noqa: ASYNC110 - nothing tells it
                 await asyncio.sleep(0.005)
             yield Rig(port, engine)

@@ -180,7 +180,6 @@ FAULTS = {
         "After each reload another loop watches the engines",
         "What had been started for the old configuration was not ended (production-stack#680, #617, #591, "
         "litellm#30772, #15647).",
-        open="the configuration is read at the start only",
     ),
     "G38": Fault(
         "Metrics have a series for whatever clients send",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from adapters.errors import InvalidRequest
 from gateway.admission import capacity
@@ -19,9 +19,10 @@ from gateway.admission import capacity
 
 class OpenRequests:
     def __init__(self, max_in_flight: int, num_waiting: Callable[[], int] = int) -> None:
-        self._max_in_flight = max_in_flight
+        self.max_in_flight = max_in_flight
         self._num_waiting = num_waiting  # of those in flight, before a model's gate: their own bounds hold for them
         self.in_flight = 0  # generations: a request of several prompts has several
+        self.is_ending = False  # new ones still come in, but should go elsewhere
         self.is_draining = False
         self.is_cut_off = False  # draining took too long, and what is still open is being cancelled
         self._tasks: set[asyncio.Task[None]] = set()
@@ -30,12 +31,12 @@ class OpenRequests:
     @contextmanager
     def admitted(self, num_wanted: int) -> Iterator[None]:
         """Counts the generations of the current task's request for as long as the block lasts."""
-        if num_wanted > self._max_in_flight:
-            raise InvalidRequest(f"One request may hold at most {self._max_in_flight} prompts.", param="prompt")
+        if num_wanted > self.max_in_flight:
+            raise InvalidRequest(f"One request may hold at most {self.max_in_flight} prompts.", param="prompt")
         refusal = capacity.refusal(
             num_wanted,
             in_flight=self.in_flight - self._num_waiting(),
-            max_in_flight=self._max_in_flight,
+            max_in_flight=self.max_in_flight,
             is_draining=self.is_draining,
         )
         if refusal is not None:
@@ -50,8 +51,13 @@ class OpenRequests:
             self.in_flight -= num_wanted
             self._tasks.discard(task)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse what is new, let what is open finish, and after the time, or when hurried, cancel what is left."""
+    async def drain(self, timeout_s: float, *, after_s: float = 0) -> None:
+        """Say that the end is near, and serve for `after_s` until load balancers know. Then refuse what is new, let
+        what is open finish, and after the time, or when hurried, cancel what is left."""
+        self.is_ending = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(after_s):
+                await self._hurry.wait()
         self.is_draining = True
         finished = asyncio.ensure_future(self._all_finished())
         hurried = asyncio.ensure_future(self._hurry.wait())

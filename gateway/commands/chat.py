@@ -46,10 +46,10 @@ def stream_answer(
         yield from _pieces(_ask(connection, body, headers, may_drop_temperature=temperature is None))
 
 
-def fetch(url: str, path: str, *, key: str = "") -> bytes:
-    """The body of a GET that succeeds. Raises an error whose message says what to do."""
+def fetch(url: str, path: str, *, key: str = "", method: str = "GET") -> bytes:
+    """The body of an answer that is none to an error. Raises an error whose message says what to do."""
     with _connected(url) as connection:
-        connection.request("GET", path, headers=_authorization(key))
+        connection.request(method, path, headers=_authorization(key))
         return _read(connection.getresponse())
 
 

@@ -1,4 +1,4 @@
-"""The gateway's commands: `goodgate serve`, `goodgate chat`, `goodgate doctor`, `goodgate prefixes`.
+"""The gateway's commands: `goodgate serve`, `reload`, `chat`, `doctor`, `prefixes`.
 
 This module reads the command line, files and the environment, and hands values to the rest.
 """
@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import msgspec
 import typer
 
-from adapters import registry
 from adapters.config import goodgate_home
 from adapters.errors import GoodgateError
-from gateway.config import Config, ConfigError, describe, load_config
+from gateway.config import Config, ConfigError, describe
+from gateway.reload.source import ConfigSource, Reading
 from gateway.tenants.auth import check_exposure
 from gateway.tenants.keys import KeyStore
 
@@ -57,17 +58,40 @@ def serve(
 ) -> None:
     """Serve the configured models on an OpenAI-compatible endpoint."""
     try:
-        config = _with_overrides(load_config(config_path), host, port, is_open)
+        source = ConfigSource(config_path, host, port, is_open, workers)
+        reading = source.read()
         if print_config:
-            typer.echo(describe(config), nl=False)
+            typer.echo(describe(reading.config), nl=False)
         if check_config:
             typer.echo(f"{config_path} is valid.", err=True)
         if not (print_config or check_config):
-            _serve(config, workers)
+            _serve(reading, source)
     except ConfigError as error:
         _fail(error.message, code=2)
     except GoodgateError as error:
         _fail(error.message)
+
+
+@app.command(epilog="Example: GOODGATE_API_KEY=gg-... goodgate reload")
+def reload(
+    url: Annotated[str, typer.Option(help="The gateway's address.")] = DEFAULT_URL,
+) -> None:
+    """Have a running gateway read its configuration again, and say what has changed.
+
+    Where the gateway wants keys, GOODGATE_API_KEY is an admin's.
+    """
+    from gateway.commands.chat import NO_GATEWAY, fetch
+    from gateway.reload.reloader import Outcome, lines
+
+    try:
+        body = fetch(url, "/admin/reload", method="POST", key=os.environ.get("GOODGATE_API_KEY", ""))
+        outcome = msgspec.json.decode(body, type=Outcome)
+    except GoodgateError as error:
+        _fail(error.message)
+    except msgspec.MsgspecError:
+        _fail(NO_GATEWAY)
+    for line in lines(outcome):
+        typer.echo(line)
 
 
 @app.command(epilog="Example: goodgate chat 'Why is the sky blue?'")
@@ -140,8 +164,9 @@ def prefixes(
         typer.echo(line)
 
 
-def serve_process(config: Config, home: Path, share_port: bool) -> None:
+def serve_process(reading: Reading, source: ConfigSource, home: Path, share_port: bool) -> None:
     """One serving process, from its socket to the end of draining."""
+    config = reading.config
     import uvloop
 
     from gateway.app import create_app
@@ -159,8 +184,8 @@ def serve_process(config: Config, home: Path, share_port: bool) -> None:
         sys.stderr.flush()
 
     async def main() -> None:
-        application = create_app(config, home=home)
-        await serve_until_signal(application, config.server, sock, say_listening)
+        application = create_app(config, home=home, source=source, digest=reading.digest)
+        await serve_until_signal(application, sock, say_listening)
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -169,45 +194,43 @@ def serve_process(config: Config, home: Path, share_port: bool) -> None:
         sock.close()
 
 
-def serve_as_worker(config: Config, home: Path) -> None:
+def serve_as_worker(reading: Reading, source: ConfigSource, home: Path) -> None:
     """The entry of one of several processes that share the port."""
     from gateway.web.workers import stop_with_parent
 
     stop_with_parent()
     try:
-        serve_process(config, home, share_port=True)
+        serve_process(reading, source, home, share_port=True)
     except GoodgateError as error:
         print(error.message, file=sys.stderr, flush=True)
         sys.exit(1)
 
 
-def _serve(config: Config, num_workers: int) -> None:
-    home = goodgate_home()
+def _serve(reading: Reading, source: ConfigSource) -> None:
+    config, home = reading.config, goodgate_home()
     check_exposure(config, has_keys=config.auth.required == "auto" and bool(KeyStore(home).all()))
-    if num_workers == 1:
-        serve_process(config, home, share_port=False)
+    if source.num_workers == 1:
+        serve_process(reading, source, home, share_port=False)
         return
     from gateway.web import workers
     from gateway.web.server import listen
 
-    workers.check_shareable(config, registry.adapter_class)
     if config.server.port == 0:
         raise ConfigError("Several workers need a fixed port: port 0 would give each worker its own.")
     listen(config.server.host, config.server.port).close()  # SO_REUSEPORT would join whatever else shares the port
-    arguments = (workers.share_of(config, num_workers), home)
-    if not workers.run_workers(num_workers, serve_as_worker, arguments, config.server.drain_timeout_s):
+
+    def patience_s() -> float:
+        """How long a worker may take to end, by the configuration of that time."""
+        with suppress(ConfigError):
+            return _drain_s(source.read().config)
+        return _drain_s(config)
+
+    if not workers.run_workers(source.num_workers, serve_as_worker, (reading, source, home), patience_s):
         _fail("A worker ended on its own; its reason stands above, and the others were stopped.")
 
 
-def _with_overrides(config: Config, host: str | None, port: int | None, is_open: bool) -> Config:
-    changes: dict[str, Any] = {}
-    if host is not None:
-        changes["host"] = host
-    if port is not None:
-        changes["port"] = port
-    server = msgspec.structs.replace(config.server, **changes)
-    auth = msgspec.structs.replace(config.auth, open=config.auth.open or is_open)
-    return msgspec.structs.replace(config, server=server, auth=auth)
+def _drain_s(config: Config) -> float:
+    return config.server.drain_delay_s + config.server.drain_timeout_s
 
 
 def _fail(message: str, code: int = 1) -> NoReturn:

@@ -7,8 +7,15 @@ path and the nearest spelling. A replica's `options` are the engine's own keys, 
 Secrets are never written in the file: `api_key_env: NAME` or `api_key_file: PATH` gives the adapter its `api_key`.
 """
 
-from gateway.config.environment import adapter_options, cache_salt_secret, quotas_password, tracing_headers
-from gateway.config.loading import describe, load_config, parse_config
+from gateway.config.environment import (
+    adapter_options,
+    cache_salt_secret,
+    quotas_password,
+    secret_files,
+    tracing_headers,
+)
+from gateway.config.live import Live
+from gateway.config.loading import config_of, describe, load_config, parse_config, read_config_file
 from gateway.config.schema import (
     AdapterClass,
     AdmissionConfig,
@@ -29,6 +36,7 @@ from gateway.config.schema import (
     OutlierConfig,
     PrefixesConfig,
     QuotasConfig,
+    ReloadConfig,
     ReplicaConfig,
     ResidencyConfig,
     ResponsesConfig,
@@ -53,12 +61,14 @@ __all__ = [
     "HealthConfig",
     "Isolation",
     "LedgerConfig",
+    "Live",
     "LogsConfig",
     "ModelConfig",
     "NamedConfig",
     "OutlierConfig",
     "PrefixesConfig",
     "QuotasConfig",
+    "ReloadConfig",
     "ReplicaConfig",
     "ResidencyConfig",
     "ResponsesConfig",
@@ -69,9 +79,12 @@ __all__ = [
     "TracingConfig",
     "adapter_options",
     "cache_salt_secret",
+    "config_of",
     "describe",
     "load_config",
     "parse_config",
     "quotas_password",
+    "read_config_file",
+    "secret_files",
     "tracing_headers",
 ]

@@ -13,7 +13,15 @@ import msgspec
 
 from adapters.base import EngineOptions
 from adapters.option_errors import explain, nearest
-from gateway.config.schema import AdapterClass, ConfigError, QuotasConfig, ReplicaConfig, TenantsConfig, TracingConfig
+from gateway.config.schema import (
+    AdapterClass,
+    Config,
+    ConfigError,
+    QuotasConfig,
+    ReplicaConfig,
+    TenantsConfig,
+    TracingConfig,
+)
 
 MIN_SALT_KEY = 32  # characters
 
@@ -39,6 +47,13 @@ def adapter_options(replica: ReplicaConfig, adapter: AdapterClass) -> EngineOpti
         return msgspec.convert(options, adapter.Options)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{explain(error, adapter.Options)} ({where})") from error
+
+
+def secret_files(config: Config) -> list[Path]:
+    """The files that replicas' options name, and that change when a key is rotated."""
+    options = [replica.options for model in config.models for replica in model.replicas]
+    names = [each[key] for each in options for key in each if key.endswith("_file") and SECRET.search(key[:-5])]
+    return sorted({Path(str(name)).expanduser() for name in names})
 
 
 def tracing_headers(config: TracingConfig) -> dict[str, str]:

@@ -22,6 +22,11 @@ MAX_CONFIG_BYTES = 1 << 20
 
 def load_config(path: Path, find_adapter: FindAdapter = registry.adapter_class) -> Config:
     """Read, decode and check a configuration file."""
+    return config_of(read_config_file(path), path, find_adapter)
+
+
+def read_config_file(path: Path) -> bytes:
+    """Its text, if it is one that can be read."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_CONFIG_BYTES + 1)
@@ -30,6 +35,11 @@ def load_config(path: Path, find_adapter: FindAdapter = registry.adapter_class) 
         raise ConfigError(f"Cannot read the configuration {path}: {reason}; give its path with --config.") from error
     if len(text) > MAX_CONFIG_BYTES:
         raise ConfigError(f"The configuration {path} is larger than {MAX_CONFIG_BYTES} bytes.")
+    return text
+
+
+def config_of(text: bytes, path: Path, find_adapter: FindAdapter = registry.adapter_class) -> Config:
+    """What the text says, decoded and checked; an error names the path."""
     try:
         return parse_config(read_yaml(text), find_adapter)
     except ConfigError as error:

@@ -48,6 +48,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     write_timeout_s: Seconds = 30
     heartbeat_s: Seconds = 15
     max_in_flight: Annotated[int, Meta(ge=1, le=1_000_000)] = 512
+    drain_delay_s: Annotated[float, Meta(ge=0, le=3_600)] = 0
     drain_timeout_s: Annotated[float, Meta(ge=0, le=86_400)] = 30
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "reasoning_content"
 
@@ -83,6 +84,16 @@ class OutlierConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     floor: Annotated[float, Meta(gt=0, le=1)] = 0.02
     probe_s: Seconds = 5
     max_ejected: Annotated[float, Meta(ge=0, le=1)] = 0.5
+
+
+class ReloadConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Is the file read again when it changes, and how long may what it no longer names go on: as a stand-in for what
+    has to start first, and with the answers that are open on it."""
+
+    watch: bool = True
+    interval_s: Annotated[float, Meta(ge=0.01, le=3_600)] = 1
+    stand_in_s: Annotated[float, Meta(ge=0, le=86_400)] = 600
+    drain_timeout_s: Annotated[float, Meta(ge=0, le=86_400)] = 600
 
 
 class AuthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -253,6 +264,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     health: HealthConfig = HealthConfig()
     breaker: BreakerConfig = BreakerConfig()
     outliers: OutlierConfig = OutlierConfig()
+    reload: ReloadConfig = ReloadConfig()
     auth: AuthConfig = AuthConfig()
     tenants: TenantsConfig = TenantsConfig()
     logs: LogsConfig = LogsConfig()

@@ -1,7 +1,7 @@
 """What operators and their tools ask: is the process alive, can it serve, what has it counted, who is in the fleet.
 
 GET /health    GET /ready    GET /metrics    GET /admin/status    GET /admin/prefixes
-POST /admin/models/{name}/load    POST /admin/models/{name}/unload
+POST /admin/reload    POST /admin/models/{name}/load    POST /admin/models/{name}/unload
 """
 
 from __future__ import annotations
@@ -13,16 +13,26 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from adapters.errors import InvalidRequest, RequestError
 from gateway.admission.open_requests import OpenRequests
+from gateway.config import ConfigError
 from gateway.records.metrics import CONTENT_TYPE, Metrics
 from gateway.records.prefixes import PrefixWatch
 from gateway.records.trace import TRACE
+from gateway.reload.reloader import Reloader
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.loader import Loader
 from gateway.replicas.replica import Replica, ServedModel
 from gateway.routing.proofs import Proofs
 from gateway.tenants.auth import admin, public
 from gateway.web.envelope import JSON
+
+
+class ConfigRefused(RequestError):
+    """The file says what cannot be served."""
+
+    status = 422
+    code = "config_error"
 
 
 class AdminHandlers:
@@ -34,6 +44,7 @@ class AdminHandlers:
         metrics: Metrics,
         prefixes: PrefixWatch,
         proofs: Proofs,
+        reloader: Reloader | None,
     ) -> None:
         self._open_requests = open_requests
         self._fleet = fleet
@@ -41,6 +52,7 @@ class AdminHandlers:
         self._metrics = metrics
         self._prefixes = prefixes
         self._proofs = proofs
+        self._reloader = reloader  # None where the configuration comes from no file
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -49,6 +61,7 @@ class AdminHandlers:
             web.get("/metrics", admin(self.metrics)),
             web.get("/admin/status", admin(self.status)),
             web.get("/admin/prefixes", admin(self.prefixes)),
+            web.post("/admin/reload", admin(self.reload)),
             web.post("/admin/models/{name:.+}/load", admin(self.load)),
             web.post("/admin/models/{name:.+}/unload", admin(self.unload)),
         ]
@@ -64,7 +77,7 @@ class AdminHandlers:
             for model in self._fleet.models.values()
             if not model.can_serve
         }
-        if self._open_requests.is_draining:
+        if self._open_requests.is_ending:
             return _json_response({"status": "draining"}, 503)
         return _json_response(
             {"status": "starting", "waiting_for": waiting} if waiting else {"status": "ready"}, 503 if waiting else 200
@@ -80,13 +93,27 @@ class AdminHandlers:
     async def status(self, _: web.Request) -> web.Response:
         return _json_response(
             {
-                "status": "draining" if self._open_requests.is_draining else "serving",
+                "status": "draining" if self._open_requests.is_ending else "serving",
                 "uptime_s": round(time.time() - self._fleet.created),
                 "in_flight": self._open_requests.in_flight,
+                "config": None if self._reloader is None else self._reloader.status(),
                 "models": [self._model_status(model) for model in self._fleet.models.values()],
                 "groups": [_group_status(group) for group in self._fleet.groups.values()],
+                "leaving": [
+                    {"model": replica.model, **_replica_status(replica)} for replica in self._fleet.departures.replicas
+                ],
             }
         )
+
+    async def reload(self, _: web.Request) -> web.Response:
+        """Read the configuration again; answered when it is in force, or with why it is refused."""
+        if self._reloader is None:
+            raise InvalidRequest("This gateway's configuration comes from no file; start another one with another.")
+        try:
+            outcome = await self._reloader.reload("request")
+        except ConfigError as error:
+            raise ConfigRefused(error.message) from error
+        return _json_response(outcome)
 
     async def load(self, request: web.Request) -> web.Response:
         """Load a model before anybody asks for it; answered when it can serve."""
@@ -139,6 +166,7 @@ def _replica_status(replica: Replica) -> dict[str, Any]:
         "in_flight": replica.in_flight,
         "load": replica.load,
         "launched": replica.config.launch,
+        "leaving": replica.is_leaving,
         "restarts": replica.num_restarts,
     }
 

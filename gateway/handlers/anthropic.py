@@ -17,7 +17,7 @@ from aiohttp import web
 
 from adapters.errors import GoodgateError, RequestError
 from gateway.attempts.answer import Question
-from gateway.config import ServerConfig
+from gateway.config import Live
 from gateway.dispatch import Dispatcher
 from gateway.handlers.anthropic_answers import MESSAGE_STOP, PING, MessageEvents, MessageFold, MessageHead
 from gateway.handlers.anthropic_requests import MessagesBody, decode_count, decode_messages
@@ -31,10 +31,10 @@ from gateway.web.stream import EventStream, Framing
 
 
 class AnthropicHandlers:
-    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, limits: ServerConfig) -> None:
+    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, live: Live) -> None:
         self._dispatcher = dispatcher
         self._fleet = fleet
-        self._limits = limits
+        self._live = live
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -43,13 +43,13 @@ class AnthropicHandlers:
         ]
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
-        body = decode_messages(await read_json(request, self._limits))
+        body = decode_messages(await read_json(request, self._live.server))
         with _in_words_of(body):
             return await (self._stream(request, body) if body.stream else self._whole(request[TRACE], body))
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """Counted by the engine that would answer, with its own tokenizer and template."""
-        wanted = decode_count(await read_json(request, self._limits)).question()
+        wanted = decode_count(await read_json(request, self._live.server)).question()
         name, wanted.model = wanted.model, self._fleet.passed_on(wanted.model)
         question = Question(
             check=lambda adapter: adapter.check_tokenize(wanted), ask=lambda adapter: adapter.tokenize(wanted)
@@ -71,7 +71,7 @@ class AnthropicHandlers:
         trace = request[TRACE]
         tell = partial(_error_event, body=body, request_id=trace.request_id)
         framing = Framing(heartbeat=PING, end=MESSAGE_STOP, error=tell)
-        stream = EventStream(request, self._limits, framing=framing)
+        stream = EventStream(request, self._live.server, framing=framing)
         send = partial(self._send_events, stream, body, trace)
         return await tell_how_it_ends(stream, send, self._dispatcher.open_requests, trace)
 

@@ -26,7 +26,7 @@ from adapters.types import (
     one_or_several,
 )
 from gateway.attempts.answer import Answer
-from gateway.config import ServerConfig
+from gateway.config import Live
 from gateway.dispatch import Dispatcher
 from gateway.handlers.openai_wire import (
     REASONING_FIELDS,
@@ -74,9 +74,9 @@ _completion_decoder = msgspec.json.Decoder(CompletionBody)
 
 
 class OpenAIHandlers:
-    def __init__(self, dispatcher: Dispatcher, limits: ServerConfig) -> None:
+    def __init__(self, dispatcher: Dispatcher, live: Live) -> None:
         self._dispatcher = dispatcher
-        self._limits = limits
+        self._live = live
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -85,11 +85,11 @@ class OpenAIHandlers:
         ]
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        chat = decode_chat(await read_json(request, self._limits))
+        chat = decode_chat(await read_json(request, self._live.server))
         return await self._respond(request, [chat], CHAT)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        body = decode_as(_completion_decoder, await read_json(request, self._limits))
+        body = decode_as(_completion_decoder, await read_json(request, self._live.server))
         return await self._respond(request, split_prompts(body), COMPLETION)
 
     async def _respond(
@@ -104,7 +104,7 @@ class OpenAIHandlers:
             fold = dialect.fold(
                 _head(answer, dialect),
                 num_choices=_num_choices(requests),
-                reasoning_fields=REASONING_FIELDS[self._limits.reasoning_field],
+                reasoning_fields=REASONING_FIELDS[self._live.server.reasoning_field],
             )
             async for chunk in answer:
                 if chunk.usage is not None:
@@ -115,7 +115,7 @@ class OpenAIHandlers:
     async def _stream(
         self, request: web.Request, requests: Sequence[GenerateRequest], dialect: Dialect, trace: Trace
     ) -> web.StreamResponse:
-        stream = EventStream(request, self._limits)
+        stream = EventStream(request, self._live.server)
         send = partial(self._send_events, stream, requests, dialect, trace)
         return await tell_how_it_ends(stream, send, self._dispatcher.open_requests, trace)
 
@@ -127,7 +127,7 @@ class OpenAIHandlers:
                 _head(answer, dialect),
                 num_choices=_num_choices(requests),
                 with_usage=requests[0].wants_usage,
-                reasoning_fields=REASONING_FIELDS[self._limits.reasoning_field],
+                reasoning_fields=REASONING_FIELDS[self._live.server.reasoning_field],
             )
             await stream.open()
             opening = events.opening()  # leaves with the first event, in one write

@@ -21,7 +21,7 @@ from adapters.servers.side_answers import (
     tokens_answer,
 )
 from gateway.attempts.answer import Question
-from gateway.config import ServerConfig
+from gateway.config import Live
 from gateway.dispatch import Dispatcher
 from gateway.records.trace import TRACE
 from gateway.replicas.fleet import Fleet
@@ -32,10 +32,10 @@ from gateway.web.envelope import JSON
 
 
 class QuestionHandlers:
-    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, limits: ServerConfig) -> None:
+    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, live: Live) -> None:
         self._dispatcher = dispatcher
         self._fleet = fleet
-        self._limits = limits
+        self._live = live
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -45,7 +45,7 @@ class QuestionHandlers:
         ]
 
     async def embeddings(self, request: web.Request) -> web.Response:
-        body = decode_embedding(await read_json(request, self._limits))
+        body = decode_embedding(await read_json(request, self._live.server))
         wanted, trace = body.request(), request[TRACE]
         wanted.model = self._fleet.passed_on(body.model)
         question = Question(
@@ -58,7 +58,7 @@ class QuestionHandlers:
         return _json_response(await asyncio.to_thread(embedding_answer, embeddings, trace.model, body.format))
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        body = decode_tokenize(await read_json(request, self._limits))
+        body = decode_tokenize(await read_json(request, self._live.server))
         name = body.model or self._only_model(request)
         wanted = body.request(self._fleet.passed_on(name))
         question = Question(
@@ -67,7 +67,7 @@ class QuestionHandlers:
         return _json_response(tokens_answer(await self._dispatcher.ask(question, name, request[TRACE])))
 
     async def detokenize(self, request: web.Request) -> web.Response:
-        body = decode_detokenize(await read_json(request, self._limits))
+        body = decode_detokenize(await read_json(request, self._live.server))
         name = body.model or self._only_model(request)
         question = Question(
             check=lambda adapter: adapter.check_detokenize(), ask=lambda adapter: adapter.detokenize(body.tokens)

@@ -17,7 +17,7 @@ from aiohttp import web
 from adapters.errors import GoodgateError, InvalidRequest, RequestError
 from adapters.types import ChatRequest
 from gateway.attempts.answer import Answer
-from gateway.config import ServerConfig
+from gateway.config import Live
 from gateway.dispatch import Dispatcher
 from gateway.handlers.response_store import ResponseStore, Stored, StoreFailed
 from gateway.handlers.responses_body import (
@@ -52,9 +52,9 @@ class ResponseNotFound(RequestError):
 
 
 class ResponsesHandlers:
-    def __init__(self, dispatcher: Dispatcher, limits: ServerConfig, store: ResponseStore | None) -> None:
+    def __init__(self, dispatcher: Dispatcher, live: Live, store: ResponseStore | None) -> None:
         self._dispatcher = dispatcher
-        self._limits = limits
+        self._live = live
         self._store = store
 
     def routes(self) -> list[web.RouteDef]:
@@ -66,7 +66,7 @@ class ResponsesHandlers:
         ]
 
     async def create(self, request: web.Request) -> web.StreamResponse:
-        body = decode_body(await read_json(request, self._limits))
+        body = decode_body(await read_json(request, self._live.server))
         if body.store and self._store is None:
             raise InvalidRequest(f"`store: true` is not possible: {KEEPS_NOTHING}.", param="store")
         turn = Turn(body, [*await self._earlier_items(body, request[TRACE]), *input_items(body)])
@@ -130,7 +130,7 @@ class ResponsesHandlers:
 
     async def _stream(self, request: web.Request, turn: Turn) -> web.StreamResponse:
         framing = Framing(heartbeat=HEARTBEAT, end=b"", error=turn.failure)  # the last event says that it is the last
-        stream, trace = EventStream(request, self._limits, framing=framing), request[TRACE]
+        stream, trace = EventStream(request, self._live.server, framing=framing), request[TRACE]
         send = partial(self._send_events, stream, turn, trace)
         return await tell_how_it_ends(stream, send, self._dispatcher.open_requests, trace)
 

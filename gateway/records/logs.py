@@ -38,6 +38,10 @@ def configure(config: LogsConfig) -> None:
     root.propagate = False
 
 
+def set_level(config: LogsConfig) -> None:
+    logging.getLogger(ROOT).setLevel(config.level.upper())
+
+
 def info(log: logging.Logger, event: str, **fields: object) -> None:
     log.info(event, extra={"fields": fields})
 

@@ -60,8 +60,9 @@ LABELS: Mapping[str, Label] = {
     "decision": Label("`refused` or `allowed`", 2),
     "outcome": Label("`ok`, `cancelled`, or the code of the error that ended the attempt", 100),
     "tenant": Label("the tenants of the API keys; `anonymous` where no key is asked for", 200),
+    "verdict": Label("`applied`, `unchanged` or `refused`", 3),
     "result": Label("`sent`, `failed` (the collector took them not) or `dropped` (too many waited)", 3),
-    "reason": Label("`idle`, `evicted` (its place was wanted), `asked` (by an admin) or `failed`", 4),
+    "reason": Label("`idle`, `evicted` (its place was wanted), `asked` (by an admin), `failed` or `changed`", 5),
     "priority": Label("`high`, `default` or `low`", 3),
     "cause": Label(
         "`late` (its turn would come too late), `full` (too many wait), `displaced` (a higher class took its place) or "
@@ -121,6 +122,10 @@ METRICS: tuple[Metric, ...] = (
         "Prompt tokens of engines that tell how many came from their prefix cache.",
         ("tenant", "model", "reuse"),
     ),
+    Metric(
+        "goodgate_config_reloads", "counter", "Readings of the configuration while requests are served.", ("verdict",)
+    ),
+    Metric("goodgate_config_timestamp_seconds", "gauge", "When the configuration came that is in force."),
     Metric(
         "goodgate_unmetered_requests",
         "counter",

@@ -1,10 +1,11 @@
 """The replicas and their live state. Everyone may read it for advice; only this module changes it.
 
-fleet = Fleet(config, find_adapter=registry.adapter_class, home=home)
+fleet = Fleet(live, find_adapter=registry.adapter_class, home=home)
 fleet.start()                                  # replicas come up in the background
 model = fleet.resolve("default")               # ModelNotFound with the nearest name
 await fleet.load(model, timeout_s=600)         # one that is loaded on demand; `unload` stops its engines again
 with fleet.generation(replica): ...            # one open generation
+fleet.adopt(other, fleet.plan(other))          # serve by another configuration from now on
 await fleet.close()
 
 STARTING --> READY <--> UNHEALTHY --> FAILED      from FAILED there is no way back: to wait longer would not help
@@ -13,6 +14,9 @@ UNLOADED --> STARTING ... --> UNLOADED         a model that is loaded on demand 
 
 A launched engine that ends by itself is UNHEALTHY until it has been started again, and FAILED when it goes on crashing
 (see adapters/launching/kept_alive.py).
+
+A replica that a new configuration does not have any more leaves: it gets no new requests, what is open on it ends, and
+then its connections are closed, or its engine stopped (see turnover.py, which says who leaves and who stands in).
 """
 
 from __future__ import annotations
@@ -20,11 +24,11 @@ from __future__ import annotations
 import asyncio
 import difflib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -35,13 +39,15 @@ from adapters.launching.launch import launch
 from adapters.launching.restart import Policy
 from adapters.models.model_store import ModelMissing
 from adapters.wire.engine_client import launched_options
-from gateway.config import Config, FindAdapter, GroupConfig, ModelConfig, ReplicaConfig, adapter_options
+from gateway.config import Config, FindAdapter, GroupConfig, Live, ModelConfig, ReplicaConfig, adapter_options
 from gateway.records import logs
 from gateway.records.trace import Attempt
 from gateway.replicas.attainment import Promise, missed
+from gateway.replicas.departures import Departures
 from gateway.replicas.names import MAX_LENGTH, Match, Names
 from gateway.replicas.replica import Replica, ServedModel, State
 from gateway.replicas.standing import Peers
+from gateway.replicas.turnover import turnover
 from gateway.shaping import shape_of
 from gateway.tenants.keys import Key
 
@@ -52,6 +58,8 @@ RESTARTS = Policy()  # of launched engines
 LAUNCHED_SPEAKS = "goodgate_peer"  # how to talk to a launched engine whose own adapter works in process only
 NOT_LOADED = "It is loaded when a request comes."
 
+Plan: TypeAlias = Mapping[str, list[Replica]]  # by the model's name
+
 _log = logs.logger("fleet")
 
 
@@ -60,24 +68,54 @@ class CannotIsolate(EngineUnavailable):
 
 
 class Fleet:
-    def __init__(self, config: Config, *, find_adapter: FindAdapter, home: Path) -> None:
+    def __init__(self, live: Live, *, find_adapter: FindAdapter, home: Path) -> None:
         self._find_adapter = find_adapter
         self._home = home
-        self._wants_versions = config.evidence is not None  # to know of which version a race's figures are
-        self._isolates = config.tenants.isolate_prefix_cache == "require"
+        self._wants_versions = live.config.evidence is not None  # to know of which version a race's figures are
+        self._isolates = live.config.tenants.isolate_prefix_cache == "require"
         self.fatal: asyncio.Future[GoodgateError] | None = None
         self._has_served = False  # some replica was ready once
         self.created = int(time.time())
+        self.models: dict[str, ServedModel] = {}
+        self.groups: dict[str, ServedModel] = {}
+        self._live = live
+        self.departures = Departures(live, drop=self._drop, stop=self._stop_gone)
+        self.adopt(live.config, self.plan(live.config))
+
+    def plan(self, config: Config) -> Plan:
+        """The replicas that a configuration asks for, as if there were none yet. It reads their secrets, so it takes a
+        thread, and may raise `ConfigError`."""
+        return {model.name: [self._replica(model, each) for each in model.replicas] for model in config.models}
+
+    def adopt(self, config: Config, plan: Plan) -> list[Replica]:
+        """Serve what the configuration says, from now on. What of it is as before stays; what is not there any more is
+        seen off, and what is new comes up in the background. Returns the new ones of which only the secret is new."""
+        former = self.models
+        rotated: list[Replica] = []
         self.models = {
-            model.name: ServedModel(model, _replicas(model, config), shape_of(model.name, model))
+            model.name: self._adopted(model, plan[model.name], former.get(model.name), rotated)
             for model in config.models
         }
-        self.groups = {group.name: _group(group, self.models) for group in config.groups}
+        for name, model in former.items():
+            if self.models.get(name) is not model and not model.is_on_demand:  # who loads on demand, unloads as well
+                for replica in model.replicas:
+                    self.departures.see_off(replica, None)
+        self.groups = {group.name: self._adopted_group(group) for group in config.groups}
         self._named = (*self.models.values(), *self.groups.values())
         self._names = Names({name: named for named in self._named for name in (named.name, *named.config.aliases)})
+        for each in (*former.values(), *self.models.values()):
+            self._regroup(each)
+            each.tell_change()
+        return rotated
 
     @property
     def replicas(self) -> list[Replica]:
+        """Those of the configuration."""
+        return [replica for replica in self.serving if not replica.is_leaving]
+
+    @property
+    def serving(self) -> list[Replica]:
+        """With those that stand in for some that are not ready yet."""
         return [replica for model in self.models.values() for replica in model.replicas]
 
     def resolve(self, name: str, caller: Key | None = None) -> ServedModel:
@@ -137,6 +175,8 @@ class Fleet:
             replica.engine_time.closed(time.perf_counter())
             replica.in_flight -= 1
             replica.open_tokens -= tokens
+            if replica.emptied is not None:
+                replica.emptied.set()
 
     def mark(self, replica: Replica, state: State, reason: str = "", details: str = "") -> None:
         """Set a replica's state; a change is logged once."""
@@ -150,7 +190,7 @@ class Fleet:
             )
         replica.state, replica.reason, replica.details = state, reason, details
         replica.standing.is_down = state is not State.READY
-        self.models[replica.model].tell_change()
+        self._tell_change(replica)
         self._has_served = self._has_served or state is State.READY
 
     def note_start(self, replica: Replica, attempt: Attempt, prompt_tokens: int) -> None:
@@ -160,6 +200,16 @@ class Fleet:
     def note_first_token(self, replica: Replica, attempt: Attempt, now: float) -> None:
         with _telling(replica):
             replica.standing.answered(attempt, now)
+
+    def _tell_change(self, replica: Replica) -> None:
+        """To those who wait for it. Who stood in for one that is ready now is relieved."""
+        model = self.models.get(replica.model)
+        if model is None or replica not in model.replicas:
+            return
+        if replica.is_ready and not replica.is_leaving:
+            for stand_in in [each for each in model.replicas if each.is_leaving]:
+                self._drop(stand_in, model)
+        model.tell_change()
 
     def note_attempt(self, replica: Replica, attempt: Attempt, failure: GoodgateError | None) -> None:
         """An attempt has ended. One that could not reach the replica takes it out at once, until a probe finds it well;
@@ -198,7 +248,7 @@ class Fleet:
         self.fatal = asyncio.get_running_loop().create_future()
         for model in self.models.values():
             if not model.is_on_demand:
-                self._start(model)
+                self._begin(model.replicas)
 
     async def load(self, model: ServedModel, *, timeout_s: float) -> None:
         """Start the engines of a model that is loaded on demand; it can serve afterwards. Raises `EngineUnavailable`
@@ -206,7 +256,7 @@ class Fleet:
         for replica in model.replicas:
             replica.end = ""
             self.mark(replica, State.STARTING, "It is being loaded.")
-        self._start(model)
+        self._begin(model.replicas)
         try:
             async with asyncio.timeout(timeout_s):
                 while not model.is_ready and any(replica.state is State.STARTING for replica in model.replicas):
@@ -226,7 +276,7 @@ class Fleet:
         """Stop the model's engines, whatever they are doing, and wait until they are gone and their memory is free."""
         for replica in model.replicas:
             replica.has_started = False  # a probe that is under way brings no news any more
-        await self._stop(model)
+        await self._stop(model.replicas)
         for replica in model.replicas:
             replica.adapter = replica.process = None
             replica.load = Load()
@@ -236,22 +286,75 @@ class Fleet:
 
     async def close(self) -> None:
         """Stop starting, stop every launched engine, close every adapter."""
-        await asyncio.gather(*(self._stop(model) for model in self.models.values()))
+        await self.departures.close()
+        await self._stop(self.replicas)
 
-    def _start(self, model: ServedModel) -> None:
-        model.starts = [
-            asyncio.create_task(self._bring_up(replica), name=f"start {replica.name}") for replica in model.replicas
-        ]
+    def _begin(self, replicas: Iterable[Replica]) -> None:
+        for replica in replicas:
+            replica.life = asyncio.create_task(self._bring_up(replica), name=f"start {replica.name}")
 
-    async def _stop(self, model: ServedModel) -> None:
-        for task in model.starts:
-            task.cancel()
-        await asyncio.gather(*model.starts, return_exceptions=True)
-        adapters = [replica.adapter for replica in model.replicas if replica.adapter is not None]
+    async def _stop(self, replicas: Sequence[Replica]) -> None:
+        lives = [replica.life for replica in replicas if replica.life is not None]
+        for life in lives:
+            life.cancel()
+        await asyncio.gather(*lives, return_exceptions=True)
+        adapters = [replica.adapter for replica in replicas if replica.adapter is not None]
         results = await asyncio.gather(*(adapter.close() for adapter in adapters), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 logs.error(_log, "closing a replica failed", error=result)
+
+    # ------------------------------------------------------------------------------------- what a configuration changes
+
+    def _adopted(
+        self, config: ModelConfig, planned: list[Replica], former: ServedModel | None, rotated: list[Replica]
+    ) -> ServedModel:
+        """The model as it is configured now: the former one, unless it is of another kind. One that is loaded on demand
+        is another one if its replicas are: the loader ends the former."""
+        shape = shape_of(config.name, config)
+        if former is None or former.is_on_demand != (config.load == "on_demand"):
+            return self._begun(ServedModel(config, planned, shape), planned)
+        change = turnover(former.replicas, planned)
+        rotated.extend(change.rotated)
+        if former.is_on_demand and (change.new or change.gone):
+            return ServedModel(config, planned, shape, changed=former.changed)
+        former.config, former.shape = config, shape
+        former.replicas = [*change.stand_ins, *change.replicas]
+        for replica in change.replicas:
+            self.departures.take_back(replica)
+        for replica in change.gone:
+            self.departures.see_off(replica, former)
+        return self._begun(former, change.new)
+
+    def _begun(self, model: ServedModel, replicas: Sequence[Replica]) -> ServedModel:
+        if self.fatal is not None and not model.is_on_demand:  # the fleet has started
+            self._begin(replicas)
+        return model
+
+    def _adopted_group(self, config: GroupConfig) -> ServedModel:
+        group = self.groups.get(config.name) or ServedModel(config, [])
+        group.config, group.shape = config, shape_of(config.name, config)
+        group.replicas = [replica for name in config.models for replica in self.models[name].replicas]
+        return group
+
+    def _drop(self, replica: Replica, model: ServedModel) -> None:
+        """It stands in no longer."""
+        for named in (model, *self.groups.values()):
+            named.replicas = [each for each in named.replicas if each is not replica]
+        self._regroup(model)
+        model.tell_change()
+
+    def _regroup(self, model: ServedModel) -> None:
+        """Its replicas are measured by one another."""
+        config = self._live.config
+        Peers(config.breaker, config.outliers, [replica.standing for replica in model.replicas])
+
+    async def _stop_gone(self, replica: Replica) -> None:
+        """Stop one that has left. What it was in the way of, by its memory or its port, is tried once more."""
+        await self._stop([replica])
+        model = self.models.get(replica.model)
+        if model is not None and not model.is_on_demand:
+            self._begin([each for each in model.replicas if each.state is State.FAILED])
 
     async def _bring_up(self, replica: Replica) -> None:
         try:
@@ -298,7 +401,7 @@ class Fleet:
         replica.end = end.failure.for_records
         replica.reason = f"It is started again in {end.delay_s:g} s: {end.failure.for_records}"
         replica.details = f"It is started again in {end.delay_s:g} s: {end.failure.message}"
-        self.models[replica.model].tell_change()
+        self._tell_change(replica)
         logs.warning(
             _log,
             "an engine has ended",
@@ -356,10 +459,19 @@ class Fleet:
         if is_hopeless and not any(model.is_on_demand for model in self.models.values()):
             self.fatal.set_result(EngineUnavailable(_why_none_serves(self.replicas)))
 
+    def _replica(self, model: ModelConfig, config: ReplicaConfig) -> Replica:
+        options = None if config.launch else adapter_options(config, self._find_adapter(config.engine))
+        replica = Replica(
+            name=config.name or config.engine, model=model.name, engine=config.engine, config=config, options=options
+        )
+        if model.load == "on_demand":
+            replica.state, replica.reason = State.UNLOADED, NOT_LOADED
+        return replica
+
     def _new_adapter(self, replica: Replica) -> EngineAdapter[Any]:
         adapter = self._find_adapter(replica.engine)
         if replica.process is None:
-            return adapter(adapter_options(replica.config, adapter))
+            return adapter(replica.options)
         options = replica.config.options
         if "url" not in adapter.Options.__struct_fields__:
             adapter = self._find_adapter(LAUNCHED_SPEAKS)
@@ -385,19 +497,6 @@ def _why_none_serves(replicas: list[Replica]) -> str:
     return f"None of the {len(replicas)} replicas can serve:{reasons}"
 
 
-def _replicas(model: ModelConfig, config: Config) -> list[Replica]:
-    replicas = [_replica(model, each) for each in model.replicas]
-    Peers(config.breaker, config.outliers, [replica.standing for replica in replicas])
-    return replicas
-
-
-def _replica(model: ModelConfig, config: ReplicaConfig) -> Replica:
-    replica = Replica(name=config.name or config.engine, model=model.name, engine=config.engine, config=config)
-    if model.load == "on_demand":
-        replica.state, replica.reason = State.UNLOADED, NOT_LOADED
-    return replica
-
-
 @contextmanager
 def _telling(replica: Replica) -> Iterator[None]:
     """A line in the log where the replica's standing is another afterwards."""
@@ -406,11 +505,6 @@ def _telling(replica: Replica) -> Iterator[None]:
     if (after := replica.standing.verdict) != before:
         why = replica.standing.why_left_out(time.perf_counter())
         logs.warning(_log, f"replica {after}", model=replica.model, replica=replica.name, was=before, reason=why)
-
-
-def _group(config: GroupConfig, models: Mapping[str, ServedModel]) -> ServedModel:
-    replicas = [replica for name in config.models for replica in models[name].replicas]
-    return ServedModel(config, replicas, shape_of(config.name, config))
 
 
 def _may_ask(caller: Key | None, name: str, match: Match[ServedModel]) -> bool:

@@ -15,7 +15,7 @@ from math import inf
 from msgspec import Struct
 
 from adapters.base import Health
-from gateway.config import HealthConfig
+from gateway.config import HealthConfig, Live
 from gateway.records import logs
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.replica import Replica, State
@@ -44,15 +44,16 @@ def is_due(probing: Probing, replica: Replica, config: HealthConfig, now: float)
     return now - probing.asked_at >= wait_s
 
 
-async def watch(fleet: Fleet, config: HealthConfig) -> None:
-    """Probe each replica when it is due, until cancelled."""
+async def watch(fleet: Fleet, live: Live) -> None:
+    """Probe each replica when it is due, until cancelled. It is the one watch, whatever is configured meanwhile."""
     began = time.perf_counter()
     probings: defaultdict[Replica, Probing] = defaultdict(lambda: Probing(began))
     async with asyncio.TaskGroup() as group:
         while True:
+            config = live.config.health
             await asyncio.sleep(min(TICK_S, config.interval_s))
             now = time.perf_counter()
-            replicas = fleet.replicas
+            replicas = fleet.serving
             for gone in probings.keys() - set(replicas) if len(probings) > len(replicas) else ():
                 del probings[gone]
             for replica in replicas:

@@ -9,7 +9,8 @@ in `_act`, on the one event loop, so there is nothing to lock.
 
 A client that leaves while it waits is forgotten at once. The load goes on, because whoever asked once asks again; it is
 given up only for another model that is waited for. A load that fails fails everyone who waits for it; after a pause,
-longer each time, the next request tries again.
+longer each time, the next request tries again. When a reload has changed a model's engines, who is in it goes on to the
+end, who comes waits, and then it is loaded anew.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from adapters.errors import EngineUnavailable, GoodgateError, InvalidRequest, Overloaded, RequestError
-from gateway.config import Config
+from gateway.config import Config, Live, ModelConfig
 from gateway.records import logs
 from gateway.records.metrics import Metrics
 from gateway.records.trace import Trace
@@ -35,9 +36,8 @@ LAST_PAUSE_S = 60.0
 WAITED_TOO_LONG_RETRY_AFTER_S = 10.0
 
 _log = logs.logger("loader")
-_ALWAYS_THERE = nullcontext()
 
-Why: TypeAlias = Literal["idle", "evicted", "asked", "failed"]
+Why: TypeAlias = Literal["idle", "evicted", "asked", "failed", "changed"]
 OnLate: TypeAlias = Callable[[], Awaitable[None]]
 Ticket: TypeAlias = "asyncio.Future[GoodgateError | None]"  # why a wait came to nothing; None: let in
 
@@ -54,7 +54,8 @@ class _Slot:
     """What is known here of one model. The times are those of the event loop."""
 
     model: ServedModel
-    unload_after_s: float | None
+    alive: ServedModel | None = None  # whose engines its life has started; a reload may have changed the model since
+    is_removed: bool = False  # from the configuration
     phase: Phase = Phase.UNLOADED
     num_open: int = 0
     waiting: dict[Ticket, float] = field(default_factory=dict)  # since when, in order of arrival
@@ -67,13 +68,23 @@ class _Slot:
     retry_at: float = 0.0
 
     @property
+    def is_stale(self) -> bool:
+        """It is loaded as it was configured once, or is not to be loaded any more."""
+        return self.alive is not None and (self.is_removed or self.alive is not self.model)
+
+    @property
     def is_open(self) -> bool:
-        return self.phase is Phase.LOADED and not self.is_closing
+        return self.phase is Phase.LOADED and not self.is_closing and not self.is_stale
+
+    @property
+    def unload_after_s(self) -> float | None:
+        assert isinstance(self.model.config, ModelConfig)  # a group is not loaded
+        return self.model.config.unload_after_s
 
     def view(self) -> Resident:
         return Resident(
             name=self.model.name,
-            phase=self.phase,
+            phase=Phase.UNLOADING if self.is_stale else self.phase,
             num_open=self.num_open,
             waiting_since=next(iter(self.waiting.values()), None),
             last_let_in=self.last_let_in,
@@ -94,28 +105,58 @@ class _Slot:
 
 
 class Loader:
-    def __init__(self, fleet: Fleet, config: Config, metrics: Metrics) -> None:
+    def __init__(self, fleet: Fleet, live: Live, metrics: Metrics) -> None:
         self._fleet = fleet
-        self._limits = config.residency
-        self._heartbeat_s = config.server.heartbeat_s
-        self._rules = rules_of(config)
-        on_demand = [model for model in config.models if model.load == "on_demand"]
-        self._slots = {model.name: _Slot(fleet.models[model.name], model.unload_after_s) for model in on_demand}
+        self._live = live
+        self._slots: dict[str, _Slot] = {}
         self._metrics = metrics
         metrics.watch("goodgate_model_waiting", lambda: self._each(lambda slot: len(slot.waiting)))
         metrics.watch("goodgate_model_loaded", lambda: self._each(lambda slot: slot.phase is Phase.LOADED))
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self._take_models()
+
+    def adopt(self) -> None:
+        """The fleet serves by another configuration from now on."""
+        self._take_models()
+        for slot in list(self._slots.values()):
+            if slot.is_removed:
+                self._turn_away(slot)
+            self._end_if_stale(slot)
+        self._act()
+
+    def _take_models(self) -> None:
+        self._rules = rules_of(self._live.config)
+        on_demand = {name: model for name, model in self._fleet.models.items() if model.is_on_demand}
+        for name, model in on_demand.items():
+            slot = self._slots.setdefault(name, _Slot(model))
+            slot.model, slot.is_removed = model, False
+        for name in self._slots.keys() - on_demand.keys():
+            self._slots[name].is_removed = True
+
+    def _turn_away(self, slot: _Slot) -> None:
+        gone = EngineUnavailable(f"Model {slot.model.name!r} is not configured any more; /v1/models lists what is.")
+        for ticket in slot.waiting:
+            if not ticket.done():
+                ticket.set_result(gone)
+        slot.waiting.clear()
+        if slot.life is None:
+            del self._slots[slot.model.name]
+
+    def _end_if_stale(self, slot: _Slot) -> None:
+        if slot.is_stale and slot.num_open == 0 and slot.phase in (Phase.LOADING, Phase.LOADED):
+            self._end(slot, "changed")
 
     async def hold(
         self, model: ServedModel, trace: Trace, on_late: OnLate | None = None
-    ) -> AbstractContextManager[None]:
-        """Waits until the model is loaded, and keeps it so for as long as the block lasts. `on_late` is called once if
+    ) -> AbstractContextManager[ServedModel]:
+        """Waits until the model is loaded, and keeps it so for as long as the block lasts; gives the model as it is
+        loaded, which a reload may have made another one. `on_late` is called once if
         that takes longer than a heartbeat. Raises `EngineUnavailable` with the reason when it cannot be loaded, and
         `Overloaded` when that would take too long."""
         slot = self._slots.get(model.name)
         if slot is None:
-            return _ALWAYS_THERE
+            return nullcontext(model)
         if slot.is_open:
             slot.let_in(_now())
         else:
@@ -174,9 +215,9 @@ class Loader:
         return self._slots[model.name]
 
     @contextmanager
-    def _held(self, slot: _Slot) -> Iterator[None]:
+    def _held(self, slot: _Slot) -> Iterator[ServedModel]:
         try:
-            yield
+            yield slot.alive or slot.model
         finally:
             self._leave(slot)
 
@@ -184,6 +225,7 @@ class Loader:
         slot.num_open -= 1
         if slot.num_open == 0:
             slot.idle_since = _now()
+            self._end_if_stale(slot)
             self._act()
 
     async def _wait(self, slot: _Slot, trace: Trace, on_late: OnLate | None) -> None:
@@ -192,7 +234,7 @@ class Loader:
         began = slot.waiting[ticket] = _now()
         self._act()
         try:
-            async with asyncio.timeout(self._limits.wait_timeout_s):
+            async with asyncio.timeout(self._live.config.residency.wait_timeout_s):
                 failure = await self._result(ticket, on_late)
         except BaseException as error:
             if ticket.done() and not ticket.cancelled() and ticket.result() is None:
@@ -208,7 +250,7 @@ class Loader:
             raise failure
 
     async def _result(self, ticket: Ticket, on_late: OnLate | None) -> GoodgateError | None:
-        await asyncio.wait({ticket}, timeout=self._heartbeat_s)
+        await asyncio.wait({ticket}, timeout=self._live.server.heartbeat_s)
         if on_late is not None and not ticket.done():
             await on_late()
         return await ticket
@@ -222,7 +264,7 @@ class Loader:
 
     def _waited_too_long(self, slot: _Slot) -> Overloaded:
         return Overloaded(
-            f"Model {slot.model.name!r} could not be loaded within {self._limits.wait_timeout_s:g} s "
+            f"Model {slot.model.name!r} could not be loaded within {self._live.config.residency.wait_timeout_s:g} s "
             "(`residency.wait_timeout_s`); /admin/status tells what is in its way.",
             retry_after_s=WAITED_TOO_LONG_RETRY_AFTER_S,
         )
@@ -253,8 +295,8 @@ class Loader:
             self._timer = asyncio.get_running_loop().call_later(decision.look_again_at - now, self._act)
 
     def _begin(self, slot: _Slot) -> None:
-        slot.phase = Phase.LOADING
-        slot.life = asyncio.create_task(self._live(slot), name=f"the life of {slot.model.name}")
+        slot.phase, slot.alive = Phase.LOADING, slot.model
+        slot.life = asyncio.create_task(self._live_once(slot), name=f"the life of {slot.model.name}")
         slot.life.add_done_callback(partial(self._note_end, slot))
 
     def _end(self, slot: _Slot, why: Why) -> None:
@@ -263,13 +305,13 @@ class Loader:
         slot.life.cancel()
         self._note_unload(slot, why)
 
-    async def _live(self, slot: _Slot) -> None:
+    async def _live_once(self, slot: _Slot) -> None:
         """One life of a model. It may be cancelled at any time, even before its first step."""
-        began = _now()
+        began, model = _now(), slot.alive or slot.model
         try:
-            await self._fleet.load(slot.model, timeout_s=self._limits.load_timeout_s)
+            await self._fleet.load(model, timeout_s=self._live.config.residency.load_timeout_s)
             self._note_loaded(slot, _now() - began)
-            await self._fleet.outlive(slot.model)
+            await self._fleet.outlive(model)
             self._note_failure(slot, "Its engines go on crashing.")
         except EngineUnavailable as error:
             self._note_failure(slot, error.message)
@@ -277,7 +319,7 @@ class Loader:
             logs.error(_log, "a model could not be loaded", model=slot.model.name, error=fault)
             self._note_failure(slot, f"The gateway failed at it ({type(fault).__name__}); see its log.")
         finally:
-            await self._fleet.unload(slot.model)
+            await self._fleet.unload(model)
 
     def _note_loaded(self, slot: _Slot, after_s: float) -> None:
         now = _now()
@@ -308,7 +350,9 @@ class Loader:
         self._metrics.add("goodgate_model_unloads", slot.model.name, why)
 
     def _note_end(self, slot: _Slot, _: asyncio.Task[None]) -> None:
-        slot.phase, slot.life = Phase.UNLOADED, None
+        slot.phase, slot.life, slot.alive = Phase.UNLOADED, None, None
+        if slot.is_removed:
+            self._slots.pop(slot.model.name, None)
         self._act()
 
     def _each(self, read: Callable[[_Slot], float]) -> Iterator[tuple[tuple[str], float]]:

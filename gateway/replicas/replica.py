@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from adapters.base import EngineAdapter, Load
+from adapters.base import EngineAdapter, EngineOptions, Load
 from adapters.launching.launch import EngineProcess
 from gateway.config import GroupConfig, ModelConfig, ReplicaConfig
 from gateway.replicas.attainment import Attainment, Promise
@@ -37,6 +37,9 @@ class Replica:
     model: str
     engine: str
     config: ReplicaConfig
+    options: EngineOptions | None = None  # its adapter's, secrets included; None where it is launched
+    life: asyncio.Task[None] | None = None  # brings it up, and keeps it up if it is launched
+    is_leaving: bool = False  # the configuration does not have it any more
     adapter: EngineAdapter[Any] | None = None
     process: EngineProcess | None = None
     state: State = State.STARTING
@@ -55,6 +58,7 @@ class Replica:
     demand: Rate = field(default_factory=lambda: Rate(DEMAND_S))
     promise: Promise | None = None  # what it is held to by `attainment`; None where nothing is proven of it
     attainment: Attainment = field(default_factory=Attainment)
+    emptied: asyncio.Event | None = None  # where somebody waits until nothing is open on it
 
     @property
     def is_ready(self) -> bool:
@@ -65,20 +69,29 @@ class Replica:
         assert self.adapter is not None  # routing offers only replicas that have started
         return self.adapter
 
+    def is_same(self, other: Replica) -> bool:
+        """It would be asked in the same way, so that there is no reason to begin anew."""
+        return self.config == other.config and self.options == other.options
+
+    async def until_empty(self) -> None:
+        self.emptied = asyncio.Event()
+        while self.in_flight:
+            self.emptied.clear()
+            await self.emptied.wait()
+
 
 @dataclass(slots=True, eq=False)
 class ServedModel:
     """A configured model with its replicas, or a group with those of its models. `turn` counts its requests, for round
-    robin; `shape` is what holds for them; `starts` are the tasks that bring a model's replicas up, and keep up those
-    that are launched."""
+    robin; `shape` is what holds for them. It is the same one for as long as it is configured: a reload changes what it
+    holds, so that whoever waits for it is served by what there is then."""
 
     config: ModelConfig | GroupConfig
     replicas: list[Replica]
     shape: Shape | None = None
     turn: int = 0
     turned_away: Rate = field(default_factory=lambda: Rate(DEMAND_S))  # generations for which no replica was tried
-    starts: list[asyncio.Task[None]] = field(default_factory=list)
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def name(self) -> str:
@@ -103,12 +116,12 @@ class ServedModel:
         return self.is_ready or (self.is_on_demand and is_to_come)
 
     def tell_change(self) -> None:
-        self._changed.set()
+        self.changed.set()
 
     async def change(self) -> None:
         """Waits until the state of one of its replicas changes."""
-        self._changed.clear()
-        await self._changed.wait()
+        self.changed.clear()
+        await self.changed.wait()
 
     def is_for(self, caller: Key | None) -> bool:
         return caller is None or caller.may_use((self.name, *self.config.aliases))

@@ -69,7 +69,7 @@ class Proofs:
 
     def _judged(self, proven: ProvenGoodput, evidence: Evidence | None) -> Iterator[tuple[Replica, Proof]]:
         wall, nothing = time.time(), Proof(0.0, proven.complaint)
-        for replica in self._fleet.replicas:
+        for replica in self._fleet.serving:
             proof, promise = nothing, None
             if evidence is not None:
                 entry, slo = proven.entry(replica, evidence), self._fleet.models[replica.model].config.slo

@@ -56,8 +56,10 @@ class Router:
             except (EngineUnavailable, Overloaded) as error:
                 refusal = refusal or error
                 continue
-            with held:
+            with held as served:
                 for replica in self._in_order(served, trace, ask):
+                    if not replica.has_started:
+                        continue  # it has left, or ended, since the order was made
                     try:
                         check(replica.started_adapter)
                     except (UnsupportedParameter, UnsupportedOperation) as error:

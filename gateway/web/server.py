@@ -1,6 +1,6 @@
 """One serving process: listen, serve until told to stop, drain, leave nothing behind.
 
-async with serving(app, config.server, sock):
+async with serving(app, sock):
     ...                                        # it answers
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -16,8 +17,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from adapters.errors import GoodgateError
-from gateway.app import FLEET, OPEN_REQUESTS
-from gateway.config import ServerConfig
+from gateway.app import FLEET, LIVE, OPEN_REQUESTS, RELOADER
 from gateway.web.protocol import Connection
 
 BACKLOG = 2048
@@ -51,8 +51,9 @@ def listen(host: str, port: int, *, share: bool = False) -> socket.socket:
 
 
 @asynccontextmanager
-async def serving(app: web.Application, config: ServerConfig, sock: socket.socket) -> AsyncIterator[None]:
+async def serving(app: web.Application, sock: socket.socket) -> AsyncIterator[None]:
     """Serve on the socket for as long as the block lasts, then drain. Clients that leave cancel their requests."""
+    live = app[LIVE]
     loop = asyncio.get_running_loop()
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_TIMEOUT_S)
     await runner.setup()
@@ -60,25 +61,29 @@ async def serving(app: web.Application, config: ServerConfig, sock: socket.socke
     assert web_server is not None
     try:
         listener = await loop.create_server(
-            lambda: Connection(web_server, loop=loop, header_timeout_s=config.header_timeout_s),
+            lambda: Connection(web_server, loop=loop, header_timeout_s=live.server.header_timeout_s),
             sock=sock,
             backlog=BACKLOG,
         )
         try:
             yield
-            await app[OPEN_REQUESTS].drain(config.drain_timeout_s)  # still listening: new requests are told 503
+            if RELOADER in app:
+                app[RELOADER].close()
+            # Still listening: new requests are served for a while, and then told 503.
+            await app[OPEN_REQUESTS].drain(live.server.drain_timeout_s, after_s=live.server.drain_delay_s)
         finally:
             listener.close()
     finally:
         await runner.cleanup()
 
 
-async def serve_until_signal(
-    app: web.Application, config: ServerConfig, sock: socket.socket, on_listening: Callable[[], None]
-) -> None:
-    """Serve until SIGTERM or SIGINT; a second one ends the wait for open answers. Raises the error of a replica
-    without which serving makes no sense."""
-    stop = asyncio.get_running_loop().create_future()
+async def serve_until_signal(app: web.Application, sock: socket.socket, on_listening: Callable[[], None]) -> None:
+    """Serve until SIGTERM or SIGINT; a second one ends the wait for open answers. SIGHUP has the configuration read
+    again, or ends serving where it says that the terminal has gone. Raises the error of a replica without which serving
+    makes no sense."""
+    loop = asyncio.get_running_loop()
+    stop = loop.create_future()
+    has_terminal = os.isatty(0)
 
     def on_signal() -> None:
         if stop.done():
@@ -86,9 +91,16 @@ async def serve_until_signal(
         else:
             stop.set_result(None)
 
+    def on_hangup() -> None:
+        if has_terminal and not os.isatty(0):
+            on_signal()
+        elif RELOADER in app:
+            app[RELOADER].ask()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    async with serving(app, config, sock):
+        loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
+    async with serving(app, sock):
         on_listening()
         fatal = app[FLEET].fatal
         assert fatal is not None  # set when the fleet starts, and serving has started it

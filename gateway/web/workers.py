@@ -1,7 +1,8 @@
 """Several serving processes on one port (SO_REUSEPORT): the parent starts them, passes signals on and waits.
 
 Each worker has its own fleet, so its own counts: /metrics and /admin/status speak for the worker that answers, and
-each gets its share of `max_in_flight`. An engine inside the gateway's process cannot be shared, and an engine that
+each gets its share of `max_in_flight`. Each reads the configuration for itself when it changes; on SIGHUP the parent
+has all of them do so. An engine inside the gateway's process cannot be shared, and an engine that
 each worker would launch for itself is not what anybody wants, so both are refused.
 """
 
@@ -53,7 +54,7 @@ def share_of(config: Config, num_workers: int) -> Config:
 
 
 def run_workers(
-    num_workers: int, work: Callable[..., None], arguments: tuple[Any, ...], drain_timeout_s: float
+    num_workers: int, work: Callable[..., None], arguments: tuple[Any, ...], patience_s: Callable[[], float]
 ) -> bool:
     """Run `work` in so many processes until a signal, or until one ends by itself. True if all went well."""
     context = multiprocessing.get_context("spawn")
@@ -67,16 +68,24 @@ def run_workers(
             if worker.is_alive():
                 worker.terminate()
 
+    def on_hangup(number: int, _: FrameType | None) -> None:
+        for worker in workers:
+            if worker.is_alive() and worker.pid is not None and not asked_to_stop:
+                os.kill(worker.pid, number)
+
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    # What is ignored here is ignored by a worker too until it has a handler: without one, a SIGHUP would end it.
+    previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         for worker in workers:
             worker.start()
+        signal.signal(signal.SIGHUP, on_hangup)
         wait([worker.sentinel for worker in workers])  # a first end: on request, or one that takes the others with it
         for worker in workers:
             if worker.is_alive() and not asked_to_stop:
                 worker.terminate()
         for worker in workers:
-            worker.join(drain_timeout_s + STOP_TIMEOUT_S)
+            worker.join(patience_s() + STOP_TIMEOUT_S)
             if worker.is_alive():
                 worker.kill()
                 worker.join()

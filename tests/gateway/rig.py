@@ -27,7 +27,8 @@ from aiohttp import web
 from adapters import registry
 from gateway.admission.open_requests import OpenRequests
 from gateway.app import FLEET, OPEN_REQUESTS, QUOTAS, create_app
-from gateway.config import AdapterClass, parse_config
+from gateway.config import AdapterClass, Config, FindAdapter, parse_config
+from gateway.reload.source import Reading
 from gateway.replicas.fleet import Fleet
 from gateway.tenants.quotas import Quotas
 from gateway.web.server import listen, serving
@@ -36,11 +37,30 @@ HELLO = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 @dataclass
+class Told:
+    """A configuration without a file: what the test says now."""
+
+    data: dict[str, Any]
+    find: FindAdapter
+
+    def read(self) -> Reading:
+        config = parse_config(self.data, self.find)
+        return Reading(config, self.digest(config))
+
+    def digest(self, config: Config) -> str:
+        return json.dumps(self.data)
+
+    def spread(self) -> None:
+        """There is one worker."""
+
+
+@dataclass
 class Gateway:
     url: str
     port: int
     app: web.Application
     client: aiohttp.ClientSession
+    source: Told
     # The official clients are made when a test first wants them: they cost more to start than the gateway.
     _openai: list[openai.AsyncOpenAI] = field(default_factory=list)
     _anthropic: list[anthropic.AsyncAnthropic] = field(default_factory=list)
@@ -52,6 +72,12 @@ class Gateway:
     @property
     def quotas(self) -> Quotas:
         return self.app[QUOTAS]
+
+    async def reload(self, *models: dict[str, Any], **sections: Any) -> tuple[int, Any]:
+        """Have it serve these models by these sections from now on, as an operator would: status and answer."""
+        self.source.data = {**self.source.data, "models": list(models), **sections}
+        status, body, _ = await self.post("/admin/reload", b"")
+        return status, body
 
     @property
     def fleet(self) -> Fleet:
@@ -168,16 +194,18 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             data = {
                 "server": {"port": 0, "drain_timeout_s": 0.5, **sections.pop("server", {})},
                 "health": {"interval_s": 60, "recheck_s": 60, **sections.pop("health", {})},
+                "reload": {"watch": False, **sections.pop("reload", {})},
                 "models": list(models),
                 **sections,
             }
-            config = parse_config(data, find)
-            app = create_app(config, home=tmp_path, find_adapter=find)
+            source = Told(data, find)
+            read = source.read()
+            app = create_app(read.config, home=tmp_path, find_adapter=find, source=source, digest=read.digest)
             sock = listen("127.0.0.1", 0)
             port = sock.getsockname()[1]
-            await stack.enter_async_context(serving(app, config.server, sock))
+            await stack.enter_async_context(serving(app, sock))
             client = await stack.enter_async_context(aiohttp.ClientSession())
-            gateway = Gateway(f"http://127.0.0.1:{port}", port, app, client)
+            gateway = Gateway(f"http://127.0.0.1:{port}", port, app, client, source)
             stack.push_async_callback(_close_clients, gateway)
             return await gateway.ready() if is_ready else gateway
 

@@ -76,6 +76,7 @@ async def test_a_gateway_has_the_metrics_of_the_table_and_no_others(start: Start
     assert sorted(status for status, _, _ in narrow) == [200, 200, 503]
     assert (await gateway.chat(model="seldom"))[0] == 200
     assert (await gateway.chat(model="never"))[0] == 503
+    assert (await gateway.post("/admin/reload", b""))[0] == 200
     for replica in gateway.fleet.replicas:
         await probe(gateway.fleet, replica, 5)
     families = {family.name: family for family in text_string_to_metric_families(await scrape(gateway))}
