@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from adapters.base import Load
 from adapters.fake import Adapter as FakeAdapter
-from gateway.config import parse_config
+from gateway.config import Live, parse_config
 from gateway.records.metric_table import LABELS, MAX_SERIES, METRICS, OTHER, Label
 from gateway.records.metrics import Bounded, Metrics
 from gateway.records.trace import Trace
@@ -46,7 +46,7 @@ def value(text: str, series: str) -> float:
 
 
 def a_fleet() -> Fleet:
-    return Fleet(parse_config({"models": [fake_model()]}), find_adapter=lambda _: FakeAdapter, home=Path())
+    return Fleet(Live(parse_config({"models": [fake_model()]})), find_adapter=lambda _: FakeAdapter, home=Path())
 
 
 def metrics_of() -> Metrics:
