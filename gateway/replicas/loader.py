@@ -36,6 +36,7 @@ LAST_PAUSE_S = 60.0
 WAITED_TOO_LONG_RETRY_AFTER_S = 10.0
 
 _log = logs.logger("loader")
+_ALWAYS_THERE = nullcontext()
 
 Why: TypeAlias = Literal["idle", "evicted", "asked", "failed", "changed"]
 OnLate: TypeAlias = Callable[[], Awaitable[None]]
@@ -149,19 +150,23 @@ class Loader:
 
     async def hold(
         self, model: ServedModel, trace: Trace, on_late: OnLate | None = None
-    ) -> AbstractContextManager[ServedModel]:
-        """Waits until the model is loaded, and keeps it so for as long as the block lasts; gives the model as it is
-        loaded, which a reload may have made another one. `on_late` is called once if
+    ) -> AbstractContextManager[None]:
+        """Waits until the model is loaded, and keeps it so for as long as the block lasts. `on_late` is called once if
         that takes longer than a heartbeat. Raises `EngineUnavailable` with the reason when it cannot be loaded, and
         `Overloaded` when that would take too long."""
         slot = self._slots.get(model.name)
         if slot is None:
-            return nullcontext(model)
+            return _ALWAYS_THERE
         if slot.is_open:
             slot.let_in(_now())
         else:
             await self._wait(slot, trace, on_late)
         return self._held(slot)
+
+    def as_loaded(self, model: ServedModel) -> ServedModel:
+        """The model as it is loaded while it is held: a reload may have made it another one."""
+        slot = self._slots.get(model.name)
+        return model if slot is None or slot.alive is None else slot.alive
 
     async def load(self, model: ServedModel, trace: Trace) -> None:
         """Load it as for a request, without one. Raises as `hold` does."""
@@ -215,9 +220,9 @@ class Loader:
         return self._slots[model.name]
 
     @contextmanager
-    def _held(self, slot: _Slot) -> Iterator[ServedModel]:
+    def _held(self, slot: _Slot) -> Iterator[None]:
         try:
-            yield slot.alive or slot.model
+            yield
         finally:
             self._leave(slot)
 

@@ -56,8 +56,8 @@ class Router:
             except (EngineUnavailable, Overloaded) as error:
                 refusal = refusal or error
                 continue
-            with held as served:
-                for replica in self._in_order(served, trace, ask):
+            with held:
+                for replica in self._in_order(self._loader.as_loaded(served), trace, ask):
                     if not replica.has_started:
                         continue  # it has left, or ended, since the order was made
                     try:
