@@ -391,11 +391,8 @@ class Chunk(Struct, frozen=True, kw_only=True):
 
 def set_fields(request: GenerateRequest) -> frozenset[str]:
     """Names of the fields sent with a value. An explicit null counts as not sent, as OpenAI treats it."""
-    return frozenset(
-        field
-        for field in request.__struct_fields__
-        if getattr(request, field) is not UNSET and getattr(request, field) is not None
-    )
+    values = zip(request.__struct_fields__, msgspec.structs.astuple(request), strict=True)
+    return frozenset([field for field, value in values if value is not UNSET and value is not None])
 
 
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {

@@ -9,7 +9,6 @@ Every token passes through `event`, so what does not change within an answer is 
 
 from __future__ import annotations
 
-import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from msgspec import Raw, Struct
 
 from adapters.errors import EngineProtocolError, StreamInterrupted
 from adapters.types import Chunk, FinishReason, Usage
+from gateway.records.random_ids import random_hex
 
 _encode = msgspec.json.Encoder().encode
 
@@ -40,7 +40,7 @@ class AnswerHead(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def new(cls, prefix: str, model: str) -> AnswerHead:
-        return cls(id=f"{prefix}-{secrets.token_hex(12)}", model=model, created=int(time.time()))
+        return cls(id=f"{prefix}-{random_hex(12)}", model=model, created=int(time.time()))
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

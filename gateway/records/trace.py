@@ -3,7 +3,6 @@ the prompt."""
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Mapping
 
@@ -12,6 +11,7 @@ from msgspec import Struct, field
 
 from adapters.types import Usage
 from gateway.admission.priority import Priority
+from gateway.records.random_ids import random_hex
 from gateway.records.trace_context import TraceContext, new_span_id
 from gateway.tenants.keys import Key
 
@@ -144,4 +144,4 @@ TRACE = web.RequestKey("trace", Trace)
 
 
 def new_request_id() -> str:
-    return f"req-{secrets.token_hex(12)}"
+    return f"req-{random_hex(12)}"

@@ -11,10 +11,11 @@ of traces that begin here a share is, chosen by the trace id, so that every gate
 from __future__ import annotations
 
 import re
-import secrets
 
 from msgspec import Struct
 from multidict import CIMultiDictProxy
+
+from gateway.records.random_ids import random_hex
 
 SAMPLED = 1
 RANDOM = 2  # the trace id's last seven bytes are random
@@ -56,7 +57,7 @@ def begin(headers: CIMultiDictProxy[str], sampling: Sampling) -> TraceContext | 
         return None
     match = _parent(given)
     if match is None:
-        trace_id = secrets.token_hex(16)
+        trace_id = random_hex(16)
         is_recorded = sampling.takes(trace_id)
         return TraceContext(trace_id, flags=RANDOM | is_recorded, is_recorded=is_recorded)
     flags = int(match["flags"], 16) & (SAMPLED | RANDOM)
@@ -70,7 +71,7 @@ def begin(headers: CIMultiDictProxy[str], sampling: Sampling) -> TraceContext | 
 
 
 def new_span_id() -> str:
-    return secrets.token_hex(8)
+    return random_hex(8)
 
 
 def _parent(given: list[str]) -> re.Match[str] | None:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from adapters.errors import RequestError
 from gateway.tenants import budgets, limits
 from gateway.tenants.budgets import HELD_RETRY_AFTER_S, NO_BUDGET, Amount, Budget, Exhausted, Spending
-from gateway.tenants.limits import NO_LIMITS, Limits, RateLimited, Refused, Used
+from gateway.tenants.limits import NO_LIMITS, Left, Limits, RateLimited, Refused, Used
 
 NO_RETRY = {"x-should-retry": "false"}  # OpenAI's and Anthropic's clients obey; a 429 alone they would try again
 
@@ -127,14 +127,11 @@ def current(accounts: Sequence[Account], states: Sequence[State], now: Now) -> l
 
 def headers(accounts: Sequence[Account], states: Sequence[State], now: Now) -> dict[str, str]:
     """What the caller is told of all his bounds."""
-    return limits.headers(
-        left
-        for account, state in zip(accounts, states, strict=True)
-        for left in (
-            *limits.left(account.limits, state.used),
-            *budgets.left(account.budget, state.spending, now.wall),
-        )
-    )
+    found: list[Left] = []
+    for account, state in zip(accounts, states, strict=True):
+        found += limits.left(account.limits, state.used)
+        found += budgets.left(account.budget, state.spending, now.wall)
+    return limits.headers(found)
 
 
 def too_many_at_once(accounts: Iterable[Account], requests: int) -> int | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
@@ -75,7 +76,13 @@ def begin_of(per: Period, now: float) -> int:
         return 0
     if per == "day":
         return int(now // DAY_S) * DAY_S
-    today = datetime.fromtimestamp(now, UTC)
+    return _month_of(int(now // DAY_S))
+
+
+@lru_cache(maxsize=64)  # each request asks, and mostly about today
+def _month_of(day: int) -> int:
+    """The first second of the month in which this day since 1970 lies."""
+    today = datetime.fromtimestamp(day * DAY_S, UTC)
     return int(datetime(today.year, today.month, 1, tzinfo=UTC).timestamp())
 
 

@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from fnmatch import fnmatchcase
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -114,7 +115,7 @@ class NewKey(Struct, frozen=True, kw_only=True):
     expires: float | None = None
 
 
-class Key(NewKey, frozen=True, kw_only=True):
+class Key(NewKey, frozen=True, kw_only=True, dict=True):
     """A key as it stands in the file, without anything that could be used as one."""
 
     id: int
@@ -126,7 +127,7 @@ class Key(NewKey, frozen=True, kw_only=True):
     def own(self) -> Account:
         return Account(kind="key", id=self.id, name=self.name, limits=self.limits, budget=self.budget)
 
-    @property
+    @cached_property
     def accounts(self) -> tuple[Account, ...]:
         """Whose limits and budgets its requests have to meet."""
         return tuple(each for each in (self.own, self.pool) if each is not None and each.is_bounded)
@@ -140,7 +141,7 @@ class Key(NewKey, frozen=True, kw_only=True):
 
     def may_use(self, names: Iterable[str]) -> bool:
         """May it use the model with these names?"""
-        return any(fnmatchcase(name, pattern) for name in names for pattern in self.models)
+        return "*" in self.models or any(fnmatchcase(name, pattern) for name in names for pattern in self.models)
 
 
 class KeyStore:

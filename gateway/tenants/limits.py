@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -125,15 +126,21 @@ def headers(found: Iterable[Left]) -> dict[str, str]:
     """OpenAI's `x-ratelimit-*`. Of several bounds on one thing, the one that the caller will meet first."""
     nearest: dict[str, Left] = {}
     for each in found:
-        if each.name not in nearest or each.remaining < nearest[each.name].remaining:
+        nearer = nearest.get(each.name)
+        if nearer is None or each.remaining < nearer.remaining:
             nearest[each.name] = each
     shown: dict[str, str] = {}
     for name, each in nearest.items():
-        shown[f"x-ratelimit-limit-{name}"] = str(each.limit)
-        shown[f"x-ratelimit-remaining-{name}"] = str(each.remaining)
+        limit, remaining, reset = _header_names(name)
+        shown[limit], shown[remaining] = str(each.limit), str(each.remaining)
         if each.reset:
-            shown[f"x-ratelimit-reset-{name}"] = each.reset
+            shown[reset] = each.reset
     return shown
+
+
+@lru_cache
+def _header_names(name: str) -> tuple[str, str, str]:
+    return f"x-ratelimit-limit-{name}", f"x-ratelimit-remaining-{name}", f"x-ratelimit-reset-{name}"
 
 
 def _drained(level: float, limit: int | None, elapsed_s: float) -> float:

@@ -11,8 +11,7 @@ Valkey that several hosts share (quotas_redis.py).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from adapters.errors import GoodgateError, InvalidRequest
@@ -62,14 +61,31 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
-class Reservation:
-    """A request that was let in. `spent` is told before it ends."""
-
-    def __init__(self) -> None:
-        self.spent = NOTHING
-
-
 Tell: TypeAlias = Callable[[dict[str, str]], None]
+
+
+class Reservation:
+    """A request's share of what its key and its tenant may use, held for as long as the block. `spent` is told before
+    it ends. Each request passes here: a class of its own costs a third of what a generator would."""
+
+    __slots__ = ("_bounded", "_claim", "_held", "_quotas", "_tell", "spent")
+
+    def __init__(self, quotas: Quotas, bounded: Sequence[Account], claim: Claim, tell: Tell) -> None:
+        self.spent = NOTHING
+        self._quotas = quotas
+        self._bounded = bounded
+        self._claim = claim
+        self._tell = tell
+        self._held = NO_CLAIM
+
+    async def __aenter__(self) -> Reservation:
+        if self._bounded:
+            self._held = await self._quotas.hold(self._bounded, self._claim, self._tell)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._bounded:
+            await self._quotas.store.settle(self._bounded, self._held, self.spent)
 
 
 class Quotas:
@@ -79,15 +95,12 @@ class Quotas:
         self.store = store
         self.unmetered = {"refused": 0, "allowed": 0}
 
-    @asynccontextmanager
-    async def reserved(self, key: Key, claim: Claim, tell: Tell = lambda _: None) -> AsyncIterator[Reservation]:
-        """Holds the request's share of what its key and its tenant may use for as long as the block. `tell` gets the
-        headers of its answer, of a refusal too."""
-        bounded = key.accounts
-        reservation = Reservation()
-        if not bounded:
-            yield reservation
-            return
+    def reserved(self, key: Key, claim: Claim, tell: Tell = lambda _: None) -> Reservation:
+        """To be entered by the request. `tell` gets the headers of its answer, of a refusal too."""
+        return Reservation(self, key.accounts, claim, tell)
+
+    async def hold(self, bounded: Sequence[Account], claim: Claim, tell: Tell) -> Claim:
+        """What is held from now on; the refusal is raised."""
         if (bound := accounts.too_many_at_once(bounded, claim.requests)) is not None:
             raise InvalidRequest(f"With this key one request may hold at most {bound} prompts.", param="prompt")
         outcome = await self._reserve(bounded, claim)
@@ -99,10 +112,7 @@ class Quotas:
             if isinstance(outcome.refusal, InsufficientQuota) and outcome.refusal.is_final:
                 tell(NO_RETRY)
             raise outcome.refusal
-        try:
-            yield reservation
-        finally:
-            await self.store.settle(bounded, outcome.held, reservation.spent)
+        return outcome.held
 
     async def _reserve(self, bounded: Sequence[Account], claim: Claim) -> Outcome:
         try:

@@ -19,8 +19,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gateway.tenants import accounts
@@ -33,10 +32,11 @@ MAX_PROCESSES = 128
 TEND_INTERVAL_S = 1.0
 _MAGIC = b"goodgate quotas 1\n".ljust(32)
 _HEADER = len(_MAGIC) + MAX_PROCESSES  # then a byte for each process: 1 as long as it may hold something
-_USED = struct.Struct("<ddd")  # at, requests, tokens
-_SPENT = struct.Struct("<qqq")  # period, tokens, gpu_us
+_BUCKETS = struct.Struct("<ddd")  # at, requests, tokens
+_SHARED = struct.Struct("<dddqqq")  # the buckets, then what was spent: period, tokens, gpu_us
 _ROW = struct.Struct("<qqq")  # in flight, tokens held, gpu_us held
-_ROWS = _USED.size + _SPENT.size
+_ROWS_UP_TO = tuple(struct.Struct(f"<{_num * 3}q") for _num in range(MAX_PROCESSES + 1))
+_ROWS = _SHARED.size
 _RECORD = _ROWS + MAX_PROCESSES * _ROW.size
 _STEP = 64 * _RECORD  # the file grows by so much
 
@@ -52,7 +52,8 @@ class FileStore:
         self._table: _Table | None = None
 
     async def reserve(self, wanted: Sequence[Account], claim: Claim) -> Outcome:
-        with self._opened().locked() as table:
+        table = self._opened()
+        with table.lock:
             now, before = self._clock(), [table.read(each) for each in wanted]
             outcome = accounts.reserve(wanted, before, now, claim)
             if not isinstance(outcome, list):
@@ -61,12 +62,14 @@ class FileStore:
         return Outcome(outcome, now, claim)
 
     async def settle(self, held: Sequence[Account], claim: Claim, spent: Amount) -> None:
-        with self._opened().locked() as table:
+        table = self._opened()
+        with table.lock:
             before = [table.read(each) for each in held]
             table.write(held, before, accounts.settle(held, before, self._clock(), claim, spent))
 
     async def states(self, wanted: Sequence[Account]) -> Outcome:
-        with self._opened().locked() as table:
+        table = self._opened()
+        with table.lock:
             now = self._clock()
             return Outcome(accounts.current(wanted, [table.read(each) for each in wanted], now), now)
 
@@ -102,7 +105,7 @@ def spending(home: Path, wanted: Sequence[Account]) -> list[Spending] | None:
     try:
         if os.fstat(file).st_size == 0:  # it is being made
             return None
-        with _locked(file), mmap.mmap(file, 0, access=mmap.ACCESS_READ) as memory:
+        with _Lock(file), mmap.mmap(file, 0, access=mmap.ACCESS_READ) as memory:
             _check_magic(memory, path)
             return [_read(memory, each).spending for each in wanted]
     finally:
@@ -117,9 +120,10 @@ class _Table:
         self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = _open(folder / _ACCOUNTS)
+        self.lock = _Lock(self._file)
         self._life = -1
         try:
-            with _locked(self._file):
+            with self.lock:
                 if os.fstat(self._file).st_size == 0:
                     os.pwrite(self._file, _MAGIC.ljust(_HEADER, b"\0"), 0)
                 self._memory = mmap.mmap(self._file, os.fstat(self._file).st_size)
@@ -132,11 +136,6 @@ class _Table:
             self.close()
             raise
 
-    @contextmanager
-    def locked(self) -> Iterator[_Table]:
-        with _locked(self._file):
-            yield self
-
     def read(self, account: Account) -> State:
         if (end := _place(account) + _RECORD) > len(self._memory):
             self._grow(end)
@@ -146,21 +145,25 @@ class _Table:
         """What was spent goes before what is no longer held: a process that dies between them has charged it."""
         for account, old, new in zip(changed, before, after, strict=True):
             place = _place(account)
-            _USED.pack_into(self._memory, place, new.used.at, new.used.requests, new.used.tokens)
-            spent = new.spending
-            _SPENT.pack_into(self._memory, place + _USED.size, spent.period, spent.tokens, spent.gpu_us)
+            used, spent = new.used, new.spending
+            _SHARED.pack_into(
+                self._memory, place, used.at, used.requests, used.tokens, spent.period, spent.tokens, spent.gpu_us
+            )
             place += _ROWS + self._row * _ROW.size
-            held = zip(_ROW.unpack_from(self._memory, place), _held(old), _held(new), strict=True)
-            _ROW.pack_into(self._memory, place, *(max(mine + now - then, 0) for mine, then, now in held))
+            in_flight, tokens, gpu_us = _ROW.unpack_from(self._memory, place)
+            in_flight += used.in_flight - old.used.in_flight
+            tokens += spent.tokens_held - old.spending.tokens_held
+            gpu_us += spent.gpu_us_held - old.spending.gpu_us_held
+            _ROW.pack_into(self._memory, place, max(in_flight, 0), max(tokens, 0), max(gpu_us, 0))
 
     def bury_the_dead(self) -> None:
         """Give back what processes held that are no longer there."""
-        with _locked(self._file):
+        with self.lock:
             self._bury()
 
     def close(self) -> None:
         if self._life >= 0:
-            with _locked(self._file):
+            with self.lock:
                 self._empty_row(self._row)
             os.close(self._life)
             self._life = -1
@@ -193,9 +196,9 @@ class _Table:
         self._memory[len(_MAGIC) + row] = 0
 
     def _empty_buckets(self) -> None:
-        nothing = bytes(_USED.size)
+        nothing = bytes(_BUCKETS.size)
         for record in range(_HEADER, len(self._memory) - _RECORD + 1, _RECORD):
-            self._memory[record : record + _USED.size] = nothing
+            self._memory[record : record + _BUCKETS.size] = nothing
 
     def _grow(self, end: int) -> None:
         """Map all of the file, which another process may have made longer already. Zeros are written rather than left
@@ -232,19 +235,14 @@ def _place(account: Account) -> int:
     return _HEADER + (2 * account.id + (account.kind == "tenant")) * _RECORD
 
 
-def _held(state: State) -> tuple[int, int, int]:
-    return state.used.in_flight, state.spending.tokens_held, state.spending.gpu_us_held
-
-
 def _read(memory: mmap.mmap, account: Account) -> State:
     place = _place(account)
     if place + _RECORD > len(memory):
         return accounts.NEW
-    num_rows = memory[len(_MAGIC) : _HEADER].rfind(1) + 1
-    rows = struct.unpack_from(f"<{3 * num_rows}q", memory, place + _ROWS)
-    in_flight, tokens_held, gpu_us_held = sum(rows[0::3]), sum(rows[1::3]), sum(rows[2::3])
-    at, requests, tokens = _USED.unpack_from(memory, place)
-    period, spent_tokens, spent_gpu_us = _SPENT.unpack_from(memory, place + _USED.size)
+    num_rows = max(memory.rfind(b"\1", len(_MAGIC), _HEADER) + 1 - len(_MAGIC), 0)
+    rows = _ROWS_UP_TO[num_rows].unpack_from(memory, place + _ROWS)
+    in_flight, tokens_held, gpu_us_held = rows if num_rows == 1 else (sum(rows[0::3]), sum(rows[1::3]), sum(rows[2::3]))
+    at, requests, tokens, period, spent_tokens, spent_gpu_us = _SHARED.unpack_from(memory, place)
     return State(
         Used(at, requests, tokens, in_flight), Spending(period, spent_tokens, spent_gpu_us, tokens_held, gpu_us_held)
     )
@@ -265,10 +263,16 @@ def _lock_of(folder: Path, row: int) -> int | None:
     return life
 
 
-@contextmanager
-def _locked(file: int) -> Iterator[None]:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(file, fcntl.LOCK_UN)
+class _Lock:
+    """The lock of a file. Not a generator, which would cost more than the lock itself."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)

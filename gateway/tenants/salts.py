@@ -19,7 +19,7 @@ import contextlib
 import hmac
 import os
 import secrets
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from gateway.config import Isolation
@@ -27,6 +27,7 @@ from gateway.records import logs
 from gateway.tenants.keys import Key
 
 KEY_BYTES = 32
+MAX_REMEMBERED = 4096  # salts that need not be made again for each request
 _log = logs.logger("salts")
 
 
@@ -36,6 +37,7 @@ class Salts:
         self._is_on = isolation != "off"
         self._path = home / "state" / "cache_salt"
         self._secret = secret
+        self._salt = lru_cache(MAX_REMEMBERED)(self._signed)
 
     def of(self, caller: Key | None, told: str = "") -> str | None:
         """The salt of the caller's tenant, or of the one that a gateway in front of this one has told of."""
@@ -43,7 +45,7 @@ class Salts:
             return None
         return self._salt("told", told) if told else self._salt("tenant", caller.tenant if caller else "")
 
-    def _salt(self, kind: str, name: str) -> str:
+    def _signed(self, kind: str, name: str) -> str:
         signed = hmac.digest(self._key, f"{kind}:{name}".encode(), "sha256")
         return base64.urlsafe_b64encode(signed).rstrip(b"=").decode()
 
