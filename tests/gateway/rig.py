@@ -122,7 +122,7 @@ class Gateway:
             return response.status, await response.json()
 
     async def ready(self) -> Gateway:
-        await until(lambda: all(replica.is_ready for replica in self.fleet.replicas))
+        await until(lambda: all(replica.is_ready for replica in self.fleet.replicas), timeout_s=60)  # models load
         return self
 
 
