@@ -14,14 +14,16 @@
     `-- EngineError                     the engine's fault
         |-- EngineUnavailable           503  nothing was started: refused, unreachable, still loading; retry is safe
         |-- EngineTimeout               504  a deadline passed (connect, first token, between tokens)
+        |-- DeadlineExceeded            504  the time for the whole answer has passed; there is none for another try
         |-- EngineProtocolError         502  the engine answered something we cannot read
         |-- EngineKeyRefused            502  the engine refused our own key: nothing the caller could mend
         |-- EngineFailed                502  the engine reported a failure of its own
         |-- ToolCallInvalid             502  the model called a strict tool with arguments that do not fit its schema
         `-- StreamInterrupted           502  the stream broke after it had begun
 
-A retry is only ever made before the first byte has reached the client; `retryable` says whether the failed attempt may
-be repeated then. A client that goes away is control flow (`asyncio.CancelledError`), not an error: no leaf here.
+A retry is only ever made before the first byte has reached the client; `retryable` says whether another replica may be
+asked then, and `repeatable` whether the same one may do better the next time. A client that goes away is control flow
+(`asyncio.CancelledError`), not an error: no leaf here.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ class GoodgateError(Exception):
     type = "internal_error"
     code: str | None = None
     retryable = False
+    repeatable = False
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -120,6 +123,7 @@ class Overloaded(GoodgateError):
     type = "overloaded_error"
     code = "overloaded"
     retryable = True
+    repeatable = True
 
 
 class EngineError(GoodgateError):
@@ -131,12 +135,18 @@ class EngineUnavailable(EngineError):
     status = 503
     code = "engine_unavailable"
     retryable = True
+    repeatable = True
 
 
 class EngineTimeout(EngineError):
     status = 504
     code = "engine_timeout"
     retryable = True
+
+
+class DeadlineExceeded(EngineError):
+    status = 504
+    code = "deadline_exceeded"
 
 
 class EngineProtocolError(EngineError):
@@ -152,6 +162,7 @@ class EngineKeyRefused(EngineError):
 class EngineFailed(EngineError):
     code = "engine_failed"
     retryable = True
+    repeatable = True
 
 
 class ToolCallInvalid(EngineError):
@@ -162,3 +173,4 @@ class ToolCallInvalid(EngineError):
 class StreamInterrupted(EngineError):
     code = "stream_interrupted"
     retryable = True
+    repeatable = True

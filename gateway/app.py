@@ -115,6 +115,7 @@ def create_app(
         salts=salts,
         prefixes=prefixes,
         proofs=proofs,
+        retries=config.retries,
         is_verbatim=config.logs.verbatim,
     )
     store = store_of(config.responses, home)

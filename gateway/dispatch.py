@@ -33,7 +33,9 @@ from gateway.admission.gate import Gates
 from gateway.admission.open_requests import OpenRequests
 from gateway.attempts.answer import Answer, Question
 from gateway.attempts.attempt import Attempts
-from gateway.attempts.retries import first_to_answer
+from gateway.attempts.deadline import within
+from gateway.attempts.retries import Retries
+from gateway.config import RetriesConfig
 from gateway.fan_out import fan_out
 from gateway.records.metrics import Metrics
 from gateway.records.prefixes import PrefixWatch
@@ -69,6 +71,7 @@ class Dispatcher:
         salts: Salts,
         prefixes: PrefixWatch,
         proofs: Proofs,
+        retries: RetriesConfig,
         is_verbatim: bool = False,
     ) -> None:
         self.open_requests = OpenRequests(max_in_flight, gates.num_waiting)
@@ -77,6 +80,7 @@ class Dispatcher:
         self._charges = Charges(quotas)
         self._router = Router(fleet, loader, gates, proofs)
         self._attempts = Attempts(fleet, gates, metrics, is_verbatim=is_verbatim)
+        self._retries = Retries(retries, metrics)
         self._prefixes = prefixes
 
     @asynccontextmanager
@@ -107,8 +111,10 @@ class Dispatcher:
         with self.open_requests.admitted(1):
             async with self._charges.held(trace, [Cost(question.expected_tokens, 0)]), AsyncExitStack() as stack:
                 ask = Ask(prompt_tokens=question.expected_tokens)
-                replicas = self._router.route([model], question.check, trace, ask)
-                return await first_to_answer(stack, replicas, partial(self._attempts.ask, trace, question, ask))
+                stack.enter_context(self._retries.request())
+                route = partial(self._router.route, [model], question.check, trace, ask)
+                attempt = partial(self._attempts.ask, trace, question, ask)
+                return await self._retries.first_answer(stack, route, attempt, model.config.max_attempts)
 
     def _prepared(self, request: GenerateRequest, model: ServedModel, trace: Trace) -> GenerateRequest:
         """The request as replicas get it. Its `model` is then what a `*` in their own name for it stands for."""
@@ -133,15 +139,20 @@ class Dispatcher:
                 adapter.check_salt(request)
 
         attempt = partial(self._attempts.generate, trace, request, await strict_tools(request), ask)
-        async with AsyncExitStack() as stack:
-            chain = [model, *self._models(model.config.fallbacks, trace)]
+
+        async def first_answer(chain: Sequence[ServedModel]) -> Answer:
+            route = partial(self._router.route, chain, check, trace, ask, on_late)
+            return await self._retries.first_answer(stack, route, attempt, model.config.max_attempts)
+
+        async with within(model.config.total_timeout_s), AsyncExitStack() as stack:
+            stack.enter_context(self._retries.request())
             try:
-                answer = await first_to_answer(stack, self._router.route(chain, check, trace, ask, on_late), attempt)
+                answer = await first_answer([model, *self._models(model.config.fallbacks, trace)])
             except ContextLengthExceeded:
                 longer = self._models(model.config.context_fallbacks, trace)
                 if not longer:
                     raise
-                answer = await first_to_answer(stack, self._router.route(longer, check, trace, ask, on_late), attempt)
+                answer = await first_answer(longer)
             yield answer
 
     def _models(self, names: Sequence[str], trace: Trace) -> list[ServedModel]:

@@ -104,7 +104,7 @@ def error_from_response(engine: str, status: int, body: bytes, retry_after: str 
     complaint = read_complaint(body)
     kind = _kind(status, complaint)
     message = _in_words(engine, status, complaint, kind)
-    wait_s = _seconds(retry_after) if kind is Overloaded else None
+    wait_s = _seconds(retry_after) if kind in (Overloaded, EngineUnavailable) else None
     error = kind(message, param=complaint.param, retry_after_s=wait_s)
     return in_its_words(engine, error, status) if complaint.message else error
 

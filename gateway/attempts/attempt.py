@@ -1,6 +1,6 @@
 """One try on one replica (retries.py makes another on the next one).
 
-    async with attempts.generate(trace, request, None, ask, replica) as answer: ...
+    async with attempts.generate(trace, request, None, ask, replica, Try()) as answer: ...
 
 An attempt is open for as long as its answer is. Its outcome, its tokens and its share of the engine's time are noted
 once, whatever becomes of it; what the replica's failure says of the replica goes to the fleet.
@@ -21,9 +21,10 @@ from adapters.types import Chunk, GenerateRequest, Usage
 from adapters.wire import outgoing
 from gateway.admission.gate import Gates
 from gateway.attempts.answer import Answer, Question, read_whole
+from gateway.attempts.tries import Try
 from gateway.records import logs
 from gateway.records.metrics import Metrics
-from gateway.records.trace import CANCELLED, Attempt, Trace, new_request_id
+from gateway.records.trace import CANCELLED, LOST, Attempt, Trace, new_request_id
 from gateway.records.trace_context import new_span_id
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.replica import Replica
@@ -43,16 +44,17 @@ class Attempts:
 
     @asynccontextmanager
     async def generate(
-        self, trace: Trace, request: GenerateRequest, strict: StrictTools | None, ask: Ask, replica: Replica
+        self, trace: Trace, request: GenerateRequest, strict: StrictTools | None, ask: Ask, replica: Replica, how: Try
     ) -> AsyncIterator[Answer]:
         """The replica's answer, once its first chunk is in hand: all of it where the client does not stream. Leaving
         the block stops the engine's work."""
         chunks = replica.started_adapter.generate(request, request_id=new_request_id())
         if strict is not None:
             chunks = held_to_schema(chunks, strict)
-        async with self._attempt(replica, trace, ask) as attempt, aclosing(chunks):
+        async with self._attempt(replica, trace, ask, how) as attempt, aclosing(chunks):
             self._fleet.note_start(replica, attempt, ask.prompt_tokens)
             first = await self._first_chunk(chunks, replica, trace, attempt)
+            how.on_first_token()
             rest = chunks if request.is_stream else await read_whole(first, chunks, request.num_choices, trace)
             attempt.num_choices = request.num_choices
             attempt.is_stream = request.is_stream
@@ -64,16 +66,16 @@ class Attempts:
                     trace.num_pieces += answer.num_given
 
     @asynccontextmanager
-    async def ask(self, trace: Trace, question: Question[T], ask: Ask, replica: Replica) -> AsyncIterator[T]:
+    async def ask(self, trace: Trace, question: Question[T], ask: Ask, replica: Replica, how: Try) -> AsyncIterator[T]:
         """The replica's answer in one piece."""
-        async with self._attempt(replica, trace, ask) as attempt:
+        async with self._attempt(replica, trace, ask, how) as attempt:
             answer = await question.ask(replica.started_adapter)
             self._account(replica, trace, attempt, Usage(question.num_tokens(answer), 0))
             yield answer
 
     @asynccontextmanager
-    async def _attempt(self, replica: Replica, trace: Trace, ask: Ask) -> AsyncIterator[Attempt]:
-        attempt = Attempt(model=replica.model, engine=replica.engine, replica=replica.name, outcome="ok")
+    async def _attempt(self, replica: Replica, trace: Trace, ask: Ask, how: Try) -> AsyncIterator[Attempt]:
+        attempt = Attempt(model=replica.model, engine=replica.engine, replica=replica.name, why=how.why, outcome="ok")
         attempt.expected_prompt_tokens = ask.prompt_tokens
         if trace.span_id:
             attempt.span_id = new_span_id()
@@ -90,7 +92,7 @@ class Attempts:
                 _log_failure(replica, trace, error, attempt.reason)
                 raise
             except (asyncio.CancelledError, GeneratorExit):
-                attempt.outcome = CANCELLED
+                attempt.outcome = LOST if how.is_lost else CANCELLED
                 raise
             except Exception:
                 attempt.outcome = "internal_error"

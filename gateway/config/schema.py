@@ -202,6 +202,15 @@ class AdmissionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.max_running is None if self.adaptive is None else self.adaptive
 
 
+class RetriesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of what fails is tried again, by the whole gateway: a share of its requests, and `floor` in ten seconds
+    in any case. A request waits at most `max_wait_s` for that, and for a replica that has told when to come back."""
+
+    budget: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    floor: Annotated[int, Meta(ge=0, le=10_000)] = 10
+    max_wait_s: Annotated[float, Meta(ge=0, le=120)] = 5
+
+
 class NamedConfig(Rules, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What clients can ask for by a name: which names those are, what holds for the requests, and who answers if the
     first choice cannot. Aliases may be patterns."""
@@ -211,6 +220,7 @@ class NamedConfig(Rules, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fallbacks: tuple[Name, ...] = ()
     context_fallbacks: tuple[Name, ...] = ()
     max_attempts: Annotated[int, Meta(ge=1, le=10)] = 3
+    total_timeout_s: Seconds | None = None
     slo: SloConfig = SloConfig()
     admission: AdmissionConfig | None = None
 
@@ -276,6 +286,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     evidence: Annotated[str, Meta(min_length=1)] | None = None
     goodput: GoodputConfig = GoodputConfig()
     autoscale: AutoscaleConfig = AutoscaleConfig()
+    retries: RetriesConfig = RetriesConfig()
     residency: ResidencyConfig = ResidencyConfig()
     models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
     groups: tuple[GroupConfig, ...] = ()

@@ -58,7 +58,7 @@ LABELS: Mapping[str, Label] = {
     "status": Label("the HTTP statuses of the gateway's answers; 499 where the client left first", 60),
     "code": Label("the codes of the gateway's errors ([docs/api.md](api.md)); an engine's own never get here", 100),
     "decision": Label("`refused` or `allowed`", 2),
-    "outcome": Label("`ok`, `cancelled`, or the code of the error that ended the attempt", 100),
+    "outcome": Label("`ok`, `cancelled`, `lost` (to a hedge), or the code of the error that ended the attempt", 100),
     "tenant": Label("the tenants of the API keys; `anonymous` where no key is asked for", 200),
     "verdict": Label("`applied`, `unchanged` or `refused`", 3),
     "result": Label("`sent`, `failed` (the collector took them not) or `dropped` (too many waited)", 3),
@@ -93,6 +93,15 @@ METRICS: tuple[Metric, ...] = (
         LATENCY_S,
     ),
     Metric("goodgate_attempts", "counter", "Tries on one replica.", (*_REPLICA, "outcome")),
+    Metric(
+        "goodgate_retries", "counter", "Attempts beside a request's first, by the failure before.", ("model", "code")
+    ),
+    Metric(
+        "goodgate_retries_refused",
+        "counter",
+        "Retries that were not made because the budget for them was spent.",
+        ("model",),
+    ),
     Metric(
         "goodgate_time_to_first_token_seconds",
         "histogram",

@@ -35,7 +35,8 @@ Proven: TypeAlias = Mapping[tuple[str, ...], float]  # by model, engine and repl
 
 
 class AttemptRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One try on one replica, in seconds since the request came in. `ok`, `cancelled`, or the code of its failure."""
+    """One try on one replica, in seconds since the request came in: `ok`, `cancelled`, `lost` or the code of its
+    failure, and `why` it was made beside the first. Tokens are estimates where an engine has worked and not counted."""
 
     model: str
     engine: str
@@ -45,6 +46,9 @@ class AttemptRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended_s: float
     outcome: str
     reason: str = ""
+    why: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 class CandidateRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -248,6 +252,7 @@ def _detail(trace: Trace, proven: Proven) -> Detail:
 
 
 def _attempt(attempt: Attempt, trace: Trace) -> AttemptRecord:
+    used = cost.of_attempt(attempt)
     return AttemptRecord(
         model=attempt.model,
         engine=attempt.engine,
@@ -257,6 +262,9 @@ def _attempt(attempt: Attempt, trace: Trace) -> AttemptRecord:
         ended_s=_end(attempt, trace) - trace.started,
         outcome=attempt.outcome,
         reason=_cut(attempt.reason, MAX_REASON),
+        why=attempt.why,
+        prompt_tokens=used.prompt_tokens,
+        completion_tokens=used.completion_tokens,
     )
 
 

@@ -29,7 +29,7 @@ from msgspec import Struct
 from adapters.errors import GoodgateError
 from gateway.records import logs
 from gateway.records.metrics import Metrics
-from gateway.records.trace import CANCELLED, Attempt, Trace
+from gateway.records.trace import CANCELLED, LOST, Attempt, Trace
 from gateway.records.trace_context import TraceContext
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.replica import Replica
@@ -158,7 +158,7 @@ def _of_attempt(
 
 def _failure_of(attempt: Attempt) -> str:
     """The code of what failed. That a client leaves is no failure."""
-    return "" if attempt.outcome in ("ok", CANCELLED) else attempt.outcome
+    return "" if attempt.outcome in ("ok", CANCELLED, LOST) else attempt.outcome
 
 
 def _known(attributes: Mapping[str, Any]) -> dict[str, str | int | float | bool]:

@@ -16,14 +16,17 @@ from gateway.records.trace_context import TraceContext, new_span_id
 from gateway.tenants.keys import Key
 
 CANCELLED = "cancelled"
+LOST = "lost"  # another attempt at the same time was faster
 
 
 class Attempt(Struct, kw_only=True):
-    """One try on one replica. `outcome` is "ok", "cancelled" or the code of what failed, and empty while it is open."""
+    """One try on one replica. `outcome` is "ok", "cancelled", "lost" or the code of what failed. `why` is empty for the
+    first try; later ones have the code of the failure before them, "hedge" or "continuation"."""
 
     model: str
     engine: str
     replica: str
+    why: str = ""
     started: float = field(default_factory=time.perf_counter)
     first_token: float | None = None
     ended: float | None = None
@@ -137,7 +140,8 @@ class Trace(Struct, kw_only=True):
 
     @property
     def last_attempt(self) -> Attempt | None:
-        return self.attempts[-1] if self.attempts else None
+        """The latest that was not made in vain beside a faster one."""
+        return next((attempt for attempt in reversed(self.attempts) if attempt.outcome != LOST), None)
 
 
 TRACE = web.RequestKey("trace", Trace)

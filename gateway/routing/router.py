@@ -34,6 +34,14 @@ ALL_POLICIES: Mapping[str, Policy] = {**POLICIES, "goodput": goodput}
 Check: TypeAlias = Callable[[EngineAdapter[Any]], None]  # raises what the engine refuses, by name
 
 
+class Resting(Overloaded):
+    """Every replica that could be asked is full and has told when to come back, and that is not yet."""
+
+    def __init__(self, model: str, rest_s: float) -> None:
+        self.rest_s = rest_s
+        super().__init__(f"Every replica of model {model!r} is full; ask again later.", retry_after_s=rest_s)
+
+
 class Router:
     def __init__(self, fleet: Fleet, loader: Loader, gates: Gates, proofs: Proofs) -> None:
         self._fleet = fleet
@@ -111,22 +119,20 @@ class Router:
         return msgspec.structs.replace(view, offered_rps=replica.offered.at(now), proven_rps=proven_rps)
 
     def _last_resort(self, model: ServedModel, ask: Ask) -> Replica:
-        """With nothing that may serve, one try on what might: the best of those that failures have ejected, one that is
-        full by its own word, or one that was well and may be again before the next probe says so. Those that most
-        likely will not answer are tried by few requests; the others do not wait for them."""
+        """With nothing that may serve, one try on what might: the best of those that failures have ejected, or one that
+        was well and may be again before the next probe says so. Such a one most likely will not answer, so few requests
+        try it and the others do not wait for them. One that is full is left alone for as long as it has asked for.
+        """
         now = time.perf_counter()
         ready = [replica for replica in model.replicas if replica.is_ready]
         ejected = [replica for replica in ready if not replica.standing.is_aside(now)]
         if ejected:
             return self._ordered(model, ejected, ask, now)[0]
-        for replica in ready or model.replicas:
-            if (replica.is_ready or _was_well(replica)) and replica.standing.may_try(now):
-                return replica
         if ready:
-            raise Overloaded(
-                f"Every replica of model {model.name!r} is full; ask again later.",
-                retry_after_s=min(replica.standing.left_out_for_s(now) for replica in ready),
-            )
+            raise Resting(model.name, min(replica.standing.left_out_for_s(now) for replica in ready))
+        for replica in model.replicas:
+            if _was_well(replica) and replica.standing.may_try(now):
+                return replica
         states = ", ".join(f"{replica.name} is {replica.state.value}" for replica in model.replicas)
         raise EngineUnavailable(
             f"No replica of model {model.name!r} is ready: {states}; /ready says why.",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from adapters.types import ChatRequest, EmbeddingRequest, GenerateRequest
-from gateway.records.trace import CANCELLED, Attempt, Trace
+from gateway.records.trace import CANCELLED, LOST, Attempt, Trace
 
 CHARACTERS_A_TOKEN = 4  # of English, roughly, with the tokenizers of today
 DEFAULT_COMPLETION_TOKENS = 256  # of an answer whose length was left to the engine
@@ -75,7 +75,14 @@ def engine_s(trace: Trace) -> float:
 
 def has_worked(attempt: Attempt) -> bool:
     """An attempt that failed before its first token was no work; one whose client did not wait for that was."""
-    return attempt.first_token is not None or attempt.outcome in ("ok", CANCELLED)
+    return attempt.first_token is not None or attempt.outcome in ("ok", CANCELLED, LOST)
+
+
+def of_attempt(attempt: Attempt) -> Cost:
+    """What one attempt has cost its engine: by its count, or the prompt's estimate where it worked and told nothing."""
+    if attempt.usage is not None:
+        return Cost(bounded(attempt.usage.prompt_tokens), bounded(attempt.usage.completion_tokens))
+    return Cost(attempt.expected_prompt_tokens if has_worked(attempt) else 0, 0)
 
 
 class EngineSeconds:

@@ -34,7 +34,7 @@ async def gateway_before(twin: Twin, start: Start, bad: BadAnswer | None = None,
     """Its patience is short where it is to run out; elsewhere a busy machine has all the time that it needs."""
     patience = IMPATIENT if bad is not None and bad.kind is EngineTimeout else {}
     options = {"url": twin.url, "model": "served", **patience, **options}
-    return await start(model({"engine": "vllm", "options": options}))
+    return await start(model({"engine": "vllm", "options": options}, max_attempts=1))  # each answer is met once
 
 
 async def counted(gateway: Gateway, series: str) -> dict[str, float]:

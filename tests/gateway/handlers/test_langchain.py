@@ -10,7 +10,6 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-from openai import DefaultAsyncHttpxClient
 from pydantic import BaseModel
 
 from tests.gateway.rig import Gateway, Reply, Script, Start, Upstream, fake_model, model
@@ -37,22 +36,13 @@ ChatModel = Callable[..., ChatOpenAI]
 
 @pytest.fixture
 async def chat_model() -> AsyncIterator[ChatModel]:
-    """LangChain's model over a gateway; its connections are closed in the end, which it leaves to its user. Without a
-    client of its own it would share one with every gateway that ever had the same port, closed or not."""
+    """LangChain's model over a gateway; its connections are closed in the end, which it leaves to its user."""
     made: list[ChatOpenAI] = []
 
     def make(gateway: Gateway, face: str = "chat", **fields: Any) -> ChatOpenAI:
         url, responses = f"{gateway.url}/v1", FACES[face]
         made.append(
-            ChatOpenAI(
-                model="m",
-                base_url=url,
-                api_key="none",
-                max_retries=0,
-                use_responses_api=responses,
-                http_async_client=DefaultAsyncHttpxClient(),
-                **fields,
-            )
+            ChatOpenAI(model="m", base_url=url, api_key="none", max_retries=0, use_responses_api=responses, **fields)
         )
         return made[-1]
 

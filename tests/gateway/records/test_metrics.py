@@ -63,9 +63,11 @@ async def test_a_gateway_has_the_metrics_of_the_table_and_no_others(start: Start
         model(fake(ttft_ms=50), name="narrow", admission={"max_running": 1, "max_waiting": 1}),
         model(launched, name="seldom", load="on_demand"),
         model({**launched, "engine": "native", "model": "absent"}, name="never", load="on_demand"),
+        model(fake(fail_rate=1), name="broken"),
         engines={"telling": TellingEngine},
         evidence=str(tmp_path / "evidence.json"),
         tracing={"exporter": "otlp", "sample": 0.0},  # so that nothing is sent
+        retries={"floor": 1},
         is_ready=False,
     )
     await until(lambda: gateway.fleet.models["m"].is_ready)
@@ -77,6 +79,7 @@ async def test_a_gateway_has_the_metrics_of_the_table_and_no_others(start: Start
     assert (await gateway.chat(model="seldom"))[0] == 200
     assert (await gateway.chat(model="never"))[0] == 503
     assert (await gateway.post("/admin/reload", b""))[0] == 200
+    assert (await gateway.chat(model="broken"))[0] == 502
     for replica in gateway.fleet.replicas:
         await probe(gateway.fleet, replica, 5)
     families = {family.name: family for family in text_string_to_metric_families(await scrape(gateway))}
