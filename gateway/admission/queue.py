@@ -173,7 +173,7 @@ class FairQueue:
         """The floor has the next turn for one of the class who comes now."""
         lane = self._lanes[priority]
         lane.is_wanted = True
-        return lane.credit >= lane.num_waiting + 1
+        return lane.credit >= lane.num_waiting + 1 - 1e-9  # of twenty twentieths
 
     def num_ahead(self, priority: Priority, tenant: str) -> float:
         """How many would be served before one that comes now, but for the floor."""
@@ -198,7 +198,7 @@ class FairQueue:
         if not waiting:
             return None
         owed = max(waiting[1:], key=_credit, default=None)
-        return owed if owed is not None and owed.credit >= 1 else waiting[0]
+        return owed if owed is not None and owed.credit >= 1 - 1e-9 else waiting[0]
 
     def _settle_turn(self, served: _Lane) -> None:
         """A turn was given: the floor owes a share of it to each lower class that wants one."""

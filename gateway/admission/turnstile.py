@@ -127,7 +127,7 @@ class Turnstile:
         entries: list[Entry] = []
         sheds: list[Shed] = []
         while self.num_open < self.limit and len(self.queue):
-            turn = self.queue.take(lambda entry: now + self._first_token_s(entry) > entry.deadline)
+            turn = self.queue.take(lambda entry: self._is_hopeless(entry, now))
             sheds.extend(self._shed(each, "expired", 0.0, now) for each in turn.hopeless)
             if turn.entry is not None:
                 self.enter(turn.entry.priority, now)
@@ -147,7 +147,7 @@ class Turnstile:
         if ttft_s is not None:
             self._first_token.learn(prompt_tokens, ttft_s)
         if self._adaptive is not None:
-            self._adaptive.learn(started, now, ttft_s=ttft_s, tpot_s=tpot_s)
+            self._adaptive.learn(started, now, self.num_open, ttft_s=ttft_s, tpot_s=tpot_s)
 
     def _expected_s(self, entry: Entry, now: float) -> float:
         """Until its first token, if it begins to wait now."""
@@ -155,9 +155,14 @@ class Turnstile:
             return self._pace.wait_s(1, Priority.HIGH, self.limit, now) + self._first_token_s(entry)
         ahead = self.queue.num_ahead(entry.priority, entry.tenant)
         # Turns come about at random, and the more so the more classes may come in between.
-        likely = ahead + entry.priority * math.sqrt(ahead + 1)
+        likely = ahead + (2 * entry.priority - 1) * math.sqrt(ahead + 1)
         wait_s = self._pace.wait_s(likely, entry.priority, self.limit, now)
         return wait_s + self._first_token_s(entry)
+
+    def _is_hopeless(self, entry: Entry, now: float) -> bool:
+        """Sooner than not it would be late, though its turn is now."""
+        expected_s = 0.0 if self.rules.ttft_s is None else self._first_token.expected_s(entry.prompt_tokens)
+        return now + expected_s > entry.deadline
 
     def _first_token_s(self, entry: Entry) -> float:
         """In the engine. Without a target nobody is sent away for it."""
@@ -171,7 +176,7 @@ class Turnstile:
             return Shed(entry, reason, UNKNOWN_RETRY_AFTER_S)
         earliest = now + (late_s if reason == "late" else len(self.queue) / rate)
         self._booked_until = min(max(self._booked_until, earliest) + 1 / rate, now + MAX_RETRY_AFTER_S)
-        return Shed(entry, reason, self._booked_until - now)
+        return Shed(entry, reason, min(self._booked_until - now, MAX_RETRY_AFTER_S))
 
 
 def _adaptive(rules: Rules) -> AdaptiveLimit | None:
