@@ -46,6 +46,7 @@ from gateway.replicas.fleet import Fleet
 from gateway.replicas.loader import Loader
 from gateway.routing.autoscale import Autoscale
 from gateway.routing.evidence import ProvenGoodput
+from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.proofs import Proofs
 from gateway.tenants.auth import authenticating
 from gateway.tenants.keys import KeyRing, KeyStore
@@ -98,6 +99,9 @@ def create_app(
     metrics.watch("goodgate_unmetered_requests", lambda: (((how,), n) for how, n in quotas.unmetered.items()))
     salts = Salts(config.tenants.isolate_prefix_cache, home, cache_salt_secret(config.tenants))
     prefixes = PrefixWatch(gives_advice=config.prefixes.advice)
+    index = PrefixIndex(config.prefixes.index_mib << 20)
+    metrics.watch("goodgate_prefix_index_bytes", lambda: (((), index.num_bytes),))
+    metrics.watch("goodgate_prefix_index_evictions", lambda: (((), index.num_evicted),))
     loader = Loader(fleet, live, metrics)
     gates = Gates(
         (*config.models, *config.groups),
@@ -116,6 +120,7 @@ def create_app(
         prefixes=prefixes,
         proofs=proofs,
         retries=config.retries,
+        index=index,
         is_verbatim=config.logs.verbatim,
     )
     store = store_of(config.responses, home)

@@ -44,6 +44,8 @@ from gateway.replicas.fleet import Fleet
 from gateway.replicas.loader import Loader, OnLate
 from gateway.replicas.replica import ServedModel
 from gateway.routing.ask import Ask
+from gateway.routing.asking import Asks
+from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.proofs import Proofs
 from gateway.routing.router import Router
 from gateway.shaping import shaped
@@ -72,13 +74,15 @@ class Dispatcher:
         prefixes: PrefixWatch,
         proofs: Proofs,
         retries: RetriesConfig,
+        index: PrefixIndex,
         is_verbatim: bool = False,
     ) -> None:
         self.open_requests = OpenRequests(max_in_flight, gates.num_waiting)
         self._fleet = fleet
         self._salts = salts
         self._charges = Charges(quotas)
-        self._router = Router(fleet, loader, gates, proofs)
+        self._asks = Asks(fleet, index)
+        self._router = Router(fleet, loader, gates, proofs, index)
         self._attempts = Attempts(fleet, gates, metrics, is_verbatim=is_verbatim)
         self._retries = Retries(retries, metrics)
         self._prefixes = prefixes
@@ -93,8 +97,9 @@ class Dispatcher:
         requests = [self._prepared(each, model, trace) for each in requests]
         costs = [cost.of_generation(each) for each in requests]
         _note(trace, model, requests, costs)
+        chain = [model, *self._models((*model.config.fallbacks, *model.config.context_fallbacks), trace)]
         opens = [
-            partial(self._generation, model, trace, on_late, request, Ask(**each._asdict()))
+            partial(self._generation, model, trace, on_late, request, self._asks.of(chain, request, each, trace))
             for request, each in zip(requests, costs, strict=True)
         ]
         with self.open_requests.admitted(len(requests)):
@@ -109,8 +114,9 @@ class Dispatcher:
         trace.model = model.name
         trace.expected_prompt_tokens = question.expected_tokens
         with self.open_requests.admitted(1):
-            async with self._charges.held(trace, [Cost(question.expected_tokens, 0)]), AsyncExitStack() as stack:
-                ask = Ask(prompt_tokens=question.expected_tokens)
+            expected = Cost(question.expected_tokens, 0)
+            async with self._charges.held(trace, [expected]), AsyncExitStack() as stack:
+                ask = self._asks.of([model], None, expected, trace)
                 stack.enter_context(self._retries.request())
                 route = partial(self._router.route, [model], question.check, trace, ask)
                 attempt = partial(self._attempts.ask, trace, question, ask)

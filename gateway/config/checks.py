@@ -37,6 +37,7 @@ def check(config: Config, find_adapter: FindAdapter) -> None:
     _check_quotas(config.quotas)
     _check_breaker(config.breaker)
     _check_residency(config)
+    _check_costs(config)
     for model in config.models:
         for replica in model.replicas:
             _check_replica(replica, model, find_adapter)
@@ -161,6 +162,22 @@ def _check_residency(config: Config) -> None:
         if name not in on_demand:
             hint = nearest(name, on_demand)
             raise ConfigError(f"`residency.groups` names {name!r}, which is no model with `load: on_demand`{hint}.")
+
+
+def _check_costs(config: Config) -> None:
+    """Who is routed to by cost has one, at every replica."""
+    by_name = {model.name: model for model in config.models}
+    by_cost = {model.name for model in config.models if model.routing == "cost"}
+    for group in config.groups:
+        if group.routing == "cost":
+            by_cost.update(group.models)
+    for name in sorted(by_cost):
+        for replica in by_name[name].replicas:
+            if replica.cost is None:
+                raise ConfigError(
+                    f"`routing: cost` needs a `cost` at every replica, in any unit; replica {replica.name!r} of model "
+                    f"{name!r} has none."
+                )
 
 
 def _check_on_demand(model: ModelConfig, budget_gib: float | None, where: str) -> None:

@@ -28,7 +28,9 @@ FindAdapter: TypeAlias = Callable[[str], AdapterClass]
 
 Isolation: TypeAlias = Literal["auto", "require", "off"]
 
-RoutingPolicy: TypeAlias = Literal["round_robin", "least_load", "goodput"]
+RoutingPolicy: TypeAlias = Literal[
+    "round_robin", "weighted", "least_load", "power_of_two", "prefix_affinity", "session_affinity", "cost", "goodput"
+]
 
 
 class ConfigError(GoodgateError):
@@ -133,9 +135,11 @@ class TracingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PrefixesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Are fingerprints of prompts kept, to tell tenants where their prompts destroy the reuse of prefix caches?"""
+    """Are fingerprints of prompts kept, to tell tenants where their prompts destroy the reuse of prefix caches? And how
+    much may `routing: prefix_affinity` remember?"""
 
     advice: bool = True
+    index_mib: Annotated[int, Meta(ge=1, le=65_536)] = 32
 
 
 class ResponsesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,6 +179,9 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: Name | None = None
     launch: bool = False
     model: Name | None = None
+    weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1
+    cost: Annotated[float, Meta(ge=0, le=1e12)] | None = None
+    max_in_flight: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     options: dict[str, Any] = {}
 
 

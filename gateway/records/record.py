@@ -62,6 +62,9 @@ class CandidateRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     in_flight: int
     waiting: int | None = None
     place: int | None = None
+    open_tokens: int = 0
+    cached_tokens: int = 0
+    trust: float = 1.0
     proven_rps: float | None = None
     doubt: str = ""  # why that is not trusted
     verdict: str
@@ -278,6 +281,9 @@ def _candidate(candidate: Candidate, trace: Trace, proven: Proven) -> CandidateR
         in_flight=candidate.in_flight,
         waiting=candidate.waiting,
         place=candidate.place,
+        open_tokens=candidate.open_tokens,
+        cached_tokens=candidate.cached_tokens,
+        trust=candidate.trust,
         proven_rps=proven.get((candidate.model, candidate.engine, candidate.replica)),
         doubt=candidate.doubt,
         verdict=_verdict(candidate, trace),

@@ -61,6 +61,9 @@ class Candidate(Struct, frozen=True):
     in_flight: int  # this gateway's open generations on it
     waiting: int | None  # in the engine's own queue, as of the last probe
     place: int | None
+    open_tokens: int = 0  # the most that the open generations may come to
+    cached_tokens: int = 0  # of the prompt, that it was thought to have read before
+    trust: float = 1.0  # below 1 for one that has fared worse than the others
     doubt: str = ""  # why routing does not trust what a race has proven of it, where it asks
 
 
@@ -82,6 +85,7 @@ class Trace(Struct, kw_only=True):
     is_let_in: bool = False  # to a route for callers, and with a valid key where one is asked for
     caller: Key | None = None
     cache_salt: str = ""  # of a tenant of the gateway in front of this one, if that has told it
+    session: str = ""  # that the caller says the request belongs to
     body_read: float | None = None
     asked_model: str = ""
     model: str = ""

@@ -19,10 +19,15 @@ BAR_WIDTH = 40
 NOTICEABLE_S = 0.05  # less than this nobody waits for
 NOTICEABLE_SHARE = 0.2  # of the request's time, or of what is usual
 POLICIES = {
-    "least_load": "fewest open generations first",
     "round_robin": "each in its turn",
+    "weighted": "each as often as its weight says",
+    "least_load": "the fewest open tokens for its weight first",
+    "power_of_two": "of two drawn by lot, the one with less to do and a faster first token",
+    "prefix_affinity": "the one that has read most of the prompt before, unless it is hot; else the least load",
+    "session_affinity": "the session's own, unless it is hot; without a session the least load",
+    "cost": "the cheapest that has room",
     "goodput": "what is proven of each is filled up first; without proof, the least work",
-    "order": "a group's first model before its second, of one model the fewest open generations first",
+    "order": "a group's first model before its second, of one model the fewest open tokens first",
 }
 _IN_PHASE = {
     "receive": "the client took to send its body",
@@ -247,7 +252,8 @@ def _policy(candidates: Sequence[CandidateRecord]) -> str:
 
 def _candidates(detail: Detail) -> Iterator[str]:
     if detail.candidates:
-        titles = ("model", "replica", "engine", "state", "place", "open", "queued there", "proven", "verdict")
+        facts = ("open", "tokens", "known", "trust", "queued there", "proven")
+        titles = ("model", "replica", "engine", "state", "place", *facts, "verdict")
         yield from table([titles, *(_row(candidate) for candidate in detail.candidates)])
     for candidate in detail.candidates:
         if candidate.doubt:
@@ -264,6 +270,9 @@ def _row(candidate: CandidateRecord) -> tuple[str, ...]:
         candidate.state,
         "-" if candidate.place is None else str(candidate.place + 1),
         str(candidate.in_flight),
+        f"{candidate.open_tokens:,}",
+        f"{candidate.cached_tokens:,}" if candidate.cached_tokens else "-",
+        f"{candidate.trust:.2f}",
         "-" if candidate.waiting is None else str(candidate.waiting),
         "-" if candidate.proven_rps is None else f"{candidate.proven_rps:g}/s",
         printable(candidate.verdict),

@@ -28,6 +28,11 @@ class Tempo:
         self.past = 0.0
         self._num = 0
 
+    @property
+    def seconds(self) -> float:
+        """The recent mean; 0 until there is something to tell."""
+        return 0.0 if self.recent is None else exp(self.recent)
+
     def note(self, seconds: float) -> None:
         value = log(seconds)
         self._num += 1

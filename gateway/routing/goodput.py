@@ -26,8 +26,6 @@ from collections.abc import Sequence
 from gateway.routing.ask import Ask
 from gateway.routing.policies import ReplicaView, least_load
 
-LEAST_TRUST = 0.001
-
 _ROOM, _UNKNOWN, _FULL = range(3)
 
 
@@ -39,7 +37,7 @@ def goodput(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaVi
     least_rps = min(proven)
 
     def place(view: ReplicaView) -> tuple[int, float]:
-        used = view.offered_rps / ((view.proven_rps or least_rps) * max(view.trust, LEAST_TRUST))
+        used = view.offered_rps / ((view.proven_rps or least_rps) * view.trust)
         if used >= 1:
             return _FULL, used
         return (_ROOM if view.proven_rps else _UNKNOWN), used

@@ -8,49 +8,190 @@
 ['b', 'c', 'a']
 
 The whole order is returned, not one pick, so that a second attempt goes to the next best replica. `turn` counts the
-model's requests; it moves on the ties, so that equal replicas share the load.
+model's requests; it moves on the ties, so that equal replicas share the load. docs/routing.md says which policy is for
+what; a new one is a function and its line in `POLICIES`.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import accumulate
 
 from msgspec import Struct
 
 from gateway.routing.ask import Ask
 
+HOT = 1.5  # times the mean work of the other replicas, and
+HOT_REQUESTS = 4  # so many requests like this one beyond that: more waits longer than a cache or a session saves
+MIN_TRUST = 0.5  # below it a replica comes last where trust cannot be weighed
+LEAST_TRUST = 1e-3  # so that one that nobody trusts still has a speed
+MIN_CACHED_SHARE = 0.25  # of a prompt: less to read is not worth leaving the least loaded replica for
+GOLDEN = 0x9E3779B97F4A7C15  # 2**64 by the golden ratio
+MASK = (1 << 64) - 1
+
 
 class ReplicaView(Struct, frozen=True):
-    """What routing may know of a replica: its name, and what this gateway has open on it."""
+    """What routing may know of a replica: what its operator has said of it, what this gateway has open on it, and how
+    it fares. `trust` is 1 where it does as well as the others, and `LEAST_TRUST` where it should get nothing."""
 
     name: str
     in_flight: int = 0
     open_tokens: int = 0
     rank: int = 0  # the place of its model in a group
-    trust: float = 1.0  # 0..1: how well it fares (gateway/replicas/standing.py)
+    weight: float = 1.0  # how much it carries, against the others
+    cost: float = 0.0
+    max_in_flight: int | None = None
+    waiting: int = 0  # in the engine's own queue, as of the last probe
+    trust: float = 1.0  # how well it fares (gateway/replicas/standing.py)
+    latency_s: float = 0.0  # to the first token for each token of work, lately; 0 where nothing is known
     offered_rps: float = 0.0  # requests that this gateway gives it, lately
     proven_rps: float = 0.0  # those that it is trusted to carry, for `goodput`; 0 where nothing is known
+    cached_tokens: int = 0  # of this prompt, that it has probably read before
+
+    @property
+    def speed(self) -> float:
+        return self.weight * self.trust
+
+    @property
+    def is_full(self) -> bool:
+        return self.max_in_flight is not None and self.in_flight >= self.max_in_flight
+
+    def work(self, ask: Ask) -> float:
+        """What it would have to do with this request, in tokens of a replica of weight 1."""
+        return (self.open_tokens + ask.tokens) / (self.weight * self.trust)
 
 
 Policy = Callable[[Sequence[ReplicaView], Ask, int], list[ReplicaView]]
 
 
 def round_robin(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaView]:
-    """Each replica in its turn."""
+    """Each replica in its turn; one that is trusted less misses some of its turns."""
+    return _in_shares(views, [view.trust for view in views], turn)
+
+
+def weighted(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaView]:
+    """Each replica as often as its weight says, spread evenly."""
+    return _in_shares(views, [view.speed for view in views], turn)
+
+
+def least_load(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaView]:
+    """The least work first, in tokens and not in requests, by what each can carry; equals in turn (the sort is
+    stable)."""
+    tokens = ask.tokens
+    return sorted(_from(views, turn), key=lambda view: (view.open_tokens + tokens) / (view.weight * view.trust))
+
+
+def power_of_two(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaView]:
+    """Of two that are drawn by lot, the one that should answer first; so gateways that see only their own work do not
+    all run to the same replica."""
+    rest = least_load(views, ask, turn)
+    num = len(views)
+    if num < 2:
+        return rest
+    first = ask.lot % num
+    one, other = views[first], views[(first + 1 + ask.lot // num % (num - 1)) % num]
+    knows_latency = one.latency_s > 0 and other.latency_s > 0
+    waits = [view.work(ask) * (view.latency_s if knows_latency else 1.0) for view in (one, other)]
+    drawn = [one, other] if waits[0] <= waits[1] else [other, one]
+    return [*drawn, *(view for view in rest if view is not one and view is not other)]
+
+
+def prefix_affinity(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaView]:
+    """The replica that has read the most of this prompt before, as long as it is not hot; otherwise the least load."""
+    order = least_load(views, ask, turn)
+    enough = max(MIN_CACHED_SHARE * ask.prompt_tokens, 1)
+    knowing = [view for view in order if view.cached_tokens >= enough]
+    if not knowing:
+        return order
+    is_hot = hot(views, ask)
+    best = max((view for view in knowing if not is_hot(view)), key=lambda view: view.cached_tokens, default=order[0])
+    return [best, *(view for view in order if view is not best)]
+
+
+def session_affinity(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaView]:
+    """A session's replica by rendezvous: when replicas come and go, only the sessions of those that went move, and a
+    new one takes its share of each. Hot and untrusted ones come last. Without a session, the least load."""
+    if (session := ask.session) is None:
+        return least_load(views, ask, turn)
+    is_hot = hot(views, ask)
+    order = sorted(views, key=lambda view: _distance(session, view))
+    return sorted(order, key=lambda view: view.trust < MIN_TRUST or is_hot(view))
+
+
+def cost(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaView]:
+    """The cheapest first, but those whose engine lets requests wait after those that do not."""
+    return sorted(least_load(views, ask, turn), key=lambda view: (view.trust < MIN_TRUST, view.waiting > 0, view.cost))
+
+
+def in_order(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaView]:
+    """A group's first model before its second, and so on; of one model the replica with the least to do."""
+    return sorted(least_load(views, ask, turn), key=lambda view: (view.trust < MIN_TRUST, view.rank))
+
+
+POLICIES: Mapping[str, Policy] = {
+    "round_robin": round_robin,
+    "weighted": weighted,
+    "least_load": least_load,
+    "power_of_two": power_of_two,
+    "prefix_affinity": prefix_affinity,
+    "session_affinity": session_affinity,
+    "cost": cost,
+    "order": in_order,
+}
+READS_PREFIX = frozenset({"prefix_affinity"})  # what others do not read is not worked out for them
+READS_SESSION = frozenset({"session_affinity"})
+
+
+def room_first(order: list[ReplicaView]) -> list[ReplicaView]:
+    """Any policy's order, but those that are full (`max_in_flight`) after all that have room."""
+    return sorted(order, key=lambda view: view.is_full) if any(view.is_full for view in order) else order
+
+
+def hot(views: Sequence[ReplicaView], ask: Ask) -> Callable[[ReplicaView], bool]:
+    """Tells which replicas have so much more to do than the others that affinity to them does not pay."""
+    total = sum([view.work(ask) for view in views])
+    times_others = HOT / max(len(views) - 1, 1)
+    spare = HOT_REQUESTS * ask.tokens
+
+    def is_hot(view: ReplicaView) -> bool:
+        work = view.work(ask)
+        return work > times_others * (total - work) + spare and len(views) > 1
+
+    return is_hot
+
+
+def _from(views: Sequence[ReplicaView], turn: int) -> list[ReplicaView]:
     if not views:
         return []
     first = turn % len(views)
     return [*views[first:], *views[:first]]
 
 
-def least_load(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaView]:
-    """The least work first, in tokens and not in requests; equals in turn (the sort is stable)."""
-    return sorted(round_robin(views, ask, turn), key=lambda view: view.open_tokens)
+def _in_shares(views: Sequence[ReplicaView], shares: Sequence[float], turn: int) -> list[ReplicaView]:
+    """Each replica first as often as its share says. Turns go round the circle of all shares in steps of the golden
+    ratio, which visits each arc at the most even intervals; arcs of one size are simply visited in turn."""
+    if not shares or min(shares) == max(shares):
+        return _from(views, turn)
+    ends = list(accumulate(shares))
+    return _from(views, min(bisect_right(ends, (turn * GOLDEN & MASK) / 2**64 * ends[-1]), len(views) - 1))
 
 
-def in_order(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaView]:
-    """A group's first model before its second, and so on; of one model the replica with the least to do."""
-    return sorted(least_load(views, ask, turn), key=lambda view: view.rank)
+def _distance(session: int, view: ReplicaView) -> float:
+    """By weighted rendezvous hashing: an exponential variate of the replica's weight, always the same one."""
+    return -math.log((_mixed(session ^ _place(view.name)) + 1) / 2**64) / view.weight
 
 
-POLICIES: Mapping[str, Policy] = {"round_robin": round_robin, "least_load": least_load, "order": in_order}
+@lru_cache(maxsize=4096)
+def _place(name: str) -> int:
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest())
+
+
+def _mixed(number: int) -> int:
+    """The finalizer of SplitMix64: each bit of the number changes half of the bits."""
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EB & MASK
+    return number ^ (number >> 31)

@@ -25,10 +25,12 @@ from gateway.replicas.loader import Loader, OnLate
 from gateway.replicas.replica import Replica, ServedModel, State
 from gateway.routing.ask import Ask
 from gateway.routing.goodput import goodput
-from gateway.routing.policies import POLICIES, Policy, ReplicaView
+from gateway.routing.policies import LEAST_TRUST, POLICIES, READS_PREFIX, Policy, ReplicaView, room_first
+from gateway.routing.prefix_index import TOKENS_A_BLOCK, PrefixIndex
 from gateway.routing.proofs import Proofs
 
 NOT_READY_RETRY_AFTER_S = 2.0
+NOBODY: Mapping[str, int] = {}
 ALL_POLICIES: Mapping[str, Policy] = {**POLICIES, "goodput": goodput}
 
 Check: TypeAlias = Callable[[EngineAdapter[Any]], None]  # raises what the engine refuses, by name
@@ -43,11 +45,12 @@ class Resting(Overloaded):
 
 
 class Router:
-    def __init__(self, fleet: Fleet, loader: Loader, gates: Gates, proofs: Proofs) -> None:
+    def __init__(self, fleet: Fleet, loader: Loader, gates: Gates, proofs: Proofs, index: PrefixIndex) -> None:
         self._fleet = fleet
         self._loader = loader
         self._gates = gates
         self._proofs = proofs
+        self._index = index
 
     async def route(
         self, chain: Sequence[ServedModel], check: Check, trace: Trace, ask: Ask, on_late: OnLate | None = None
@@ -74,6 +77,8 @@ class Router:
                         refusal = refusal or error
                         trace.refusals[replica.model, replica.name] = error.message
                         continue
+                    if served.config.routing in READS_PREFIX:
+                        self._index.note(ask.prefix, _owner(replica))
                     yield replica
                     num_given += 1
                     if num_given == chain[0].config.max_attempts:
@@ -99,20 +104,24 @@ class Router:
     def _in_order(self, model: ServedModel, trace: Trace, ask: Ask) -> list[Replica]:
         now = time.perf_counter()
         able = [each for each in model.replicas if each.is_ready and each.standing.may_serve(now)]
-        order = self._ordered(model, able, ask, now)
+        known = self._index.known(ask.prefix) if model.config.routing in READS_PREFIX else {}
+        order = self._ordered(model, able, ask, now, known)
         if model.name not in trace.routed:  # prompts of one body see nearly the same
             trace.routed.append(model.name)
             proofs = self._proofs if model.config.routing == "goodput" else None
-            trace.candidates.extend(_candidates(model, order, now, proofs))
+            trace.candidates.extend(_candidates(model, order, now, proofs, known))
         return order
 
-    def _ordered(self, model: ServedModel, replicas: Sequence[Replica], ask: Ask, now: float) -> list[Replica]:
+    def _ordered(
+        self, model: ServedModel, replicas: Sequence[Replica], ask: Ask, now: float, known: Mapping[str, int] = NOBODY
+    ) -> list[Replica]:
         by_name = {f"{replica.model}/{replica.name}": replica for replica in replicas}
-        views = [_view(name, each, model, now) for name, each in by_name.items()]
+        views = [_view(name, each, model, now, known) for name, each in by_name.items()]
         if model.config.routing == "goodput":
             views = [self._with_proof(view, by_name[view.name], now) for view in views]
         policy = ALL_POLICIES[model.config.routing]
-        return [by_name[view.name] for view in policy(views, ask, self._fleet.next_turn(model))]
+        order = room_first(policy(views, ask, self._fleet.next_turn(model)))
+        return [by_name[view.name] for view in order]
 
     def _with_proof(self, view: ReplicaView, replica: Replica, now: float) -> ReplicaView:
         proven_rps = self._proofs.of(replica, now).trusted_rps * self._proofs.margin
@@ -144,17 +153,35 @@ def _was_well(replica: Replica) -> bool:
     return replica.state is State.UNHEALTHY and replica.has_started
 
 
-def _view(name: str, replica: Replica, model: ServedModel, now: float) -> ReplicaView:
+def _view(name: str, replica: Replica, model: ServedModel, now: float, known: Mapping[str, int]) -> ReplicaView:
+    config = replica.config
     return ReplicaView(
         name,
         in_flight=replica.in_flight,
         open_tokens=replica.open_tokens,
         rank=model.rank(replica),
-        trust=replica.standing.trust(now),
+        weight=config.weight,
+        cost=config.cost or 0.0,
+        max_in_flight=config.max_in_flight,
+        waiting=replica.load.waiting or 0,
+        trust=max(replica.standing.trust(now), LEAST_TRUST),
+        latency_s=replica.standing.to_first.seconds,
+        cached_tokens=_cached_tokens(replica, known),
     )
 
 
-def _candidates(model: ServedModel, order: Sequence[Replica], now: float, proofs: Proofs | None) -> Iterator[Candidate]:
+def _cached_tokens(replica: Replica, known: Mapping[str, int]) -> int:
+    return known.get(_owner(replica), 0) * TOKENS_A_BLOCK if known else 0
+
+
+def _owner(replica: Replica) -> str:
+    """Whose prefix cache it is: that of an engine which was started again is empty."""
+    return f"{replica.model}/{replica.name}#{replica.num_restarts}"
+
+
+def _candidates(
+    model: ServedModel, order: Sequence[Replica], now: float, proofs: Proofs | None, known: Mapping[str, int]
+) -> Iterator[Candidate]:
     """What is known of each replica of the model or group while one of them is chosen."""
     for replica in model.replicas:
         yield Candidate(
@@ -167,5 +194,8 @@ def _candidates(model: ServedModel, order: Sequence[Replica], now: float, proofs
             in_flight=replica.in_flight,
             waiting=replica.load.waiting,
             place=order.index(replica) if replica in order else None,
+            open_tokens=replica.open_tokens,
+            cached_tokens=_cached_tokens(replica, known),
+            trust=replica.standing.trust(now),
             doubt="" if proofs is None else proofs.of(replica, now).doubt,
         )

@@ -29,6 +29,7 @@ from adapters.types import SALT_HEADER
 from gateway.admission.priority import PRIORITY_HEADER, TTFT_HEADER, wish_of
 from gateway.config import AuthConfig, Config, ConfigError
 from gateway.records.trace import TRACE
+from gateway.routing.ask import SESSION_HEADER
 from gateway.tenants.keys import Key, KeyRing
 
 KEY_HEADERS = ("x-api-key", "api-key")
@@ -85,6 +86,7 @@ def authenticating(ring: KeyRing | None, config: AuthConfig) -> Middleware:
             if PRIORITY_HEADER in request.headers or TTFT_HEADER in request.headers or trace.caller is not None:
                 ceiling = None if trace.caller is None else trace.caller.priority
                 trace.priority, trace.ttft_wish_s = wish_of(request.headers, ceiling)
+            trace.session = request.headers.get(SESSION_HEADER, "")
             if SALT_HEADER in request.headers:
                 trace.cache_salt = _vouched_salt(request.headers.getall(SALT_HEADER), trace.caller)
         return await handler(request)

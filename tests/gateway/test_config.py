@@ -76,6 +76,15 @@ VLLM = {"engine": "vllm", "options": {"url": "http://127.0.0.1:1"}}
             {"models": [ON_DEMAND], "groups": [{"name": "g", "models": ["m"], "routing": "least_load"}]},
             r"'g' holds a model that is loaded on demand, so it needs `routing: order`",
         ),
+        (
+            {"models": [model({"engine": "fake", "cost": 1}, {"engine": "fake"}, routing="cost")]},
+            r"`routing: cost` needs a `cost` at every replica, in any unit; replica 'fake-1' of model 'm' has none",
+        ),
+        (
+            {"models": [fake_model()], "groups": [{"name": "g", "models": ["m"], "routing": "cost"}]},
+            r"replica 'fake-0' of model 'm' has none",
+        ),
+        ({"models": [model({"engine": "fake", "weight": 0})]}, r"`models\[0\]\.replicas\[0\]\.weight`"),
         *(
             ({"models": [model({"engine": "vllm", "options": {"url": url}})]}, r"`url` has to look like http://")
             for url in BAD_URLS

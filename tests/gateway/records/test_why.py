@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -142,6 +143,9 @@ def test_the_story_shows_attempts_candidates_scores_and_evidence() -> None:
                 policy="least_load",
                 state="ready",
                 in_flight=3,
+                open_tokens=4_096,
+                cached_tokens=512,
+                trust=0.5,
                 waiting=9,
                 place=0,
                 proven_rps=11.3,
@@ -163,8 +167,9 @@ def test_the_story_shows_attempts_candidates_scores_and_evidence() -> None:
     text = "\n".join(story(slow, USUAL))
     assert "+0.100 s  vllm-b  engine_timeout, ended after 5.00 s: It gave no first token within 5 s." in text
     assert "+5.100 s  vllm-a  ok, first token after 300 ms, ended after 1.80 s" in text
-    assert "candidates (least_load: fewest open generations first)" in text
-    assert "vllm-b   vllm    ready      1      3     9             11.3/s  chosen 1st: engine_timeout" in text
+    assert "candidates (least_load: the fewest open tokens for its weight first)" in text
+    cells = "vllm-b vllm ready 1 3 4,096 512 0.50 9 11.3/s"
+    assert f"{cells} chosen 1st: engine_timeout" in re.sub(" +", " ", text)
     assert "remote: fallback, not reached" in text
     assert "\x1b" not in text
 
