@@ -52,7 +52,6 @@ FAULTS = {
     "G08": Fault(
         "The memory of prefixes grows without bounds",
         "A trie of all prompts that were ever routed (production-stack#687).",
-        open="routing keeps no index of prefixes here",
     ),
     "G09": Fault(
         "Cleaning up the log takes all memory",
