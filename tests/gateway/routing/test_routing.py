@@ -78,7 +78,7 @@ async def test_a_session_that_is_no_word_is_refused_by_name(start: Start, sessio
 
 async def test_the_dearer_replica_serves_only_what_the_cheap_one_has_no_room_for(start: Start) -> None:
     cheap = {**fake("cheap", ttft_ms=600), "cost": 1, "max_in_flight": 2}
-    gateway = await start(model({**fake("dear"), "cost": 5}, cheap, routing="cost"))
+    gateway = await start(model({**fake("dear", ttft_ms=600), "cost": 5}, cheap, routing="cost"))
     waiting = [asyncio.create_task(replica_of(gateway)) for _ in range(2)]
     await until(lambda: gateway.fleet.replicas[1].in_flight == 2)
     assert await replica_of(gateway) == "dear"
