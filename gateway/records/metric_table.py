@@ -135,6 +135,7 @@ METRICS: tuple[Metric, ...] = (
         "goodgate_config_reloads", "counter", "Readings of the configuration while requests are served.", ("verdict",)
     ),
     Metric("goodgate_config_timestamp_seconds", "gauge", "When the configuration came that is in force."),
+    Metric(
         "goodgate_prefix_index_bytes", "gauge", "What routing by prefix remembers of prompts, in memory, as hashes."
     ),
     Metric("goodgate_prefix_index_evictions", "counter", "Blocks of prompts that routing by prefix had to forget."),
