@@ -25,7 +25,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -34,7 +34,7 @@ from msgspec import Struct
 from adapters.base import ModelInfo
 from adapters.errors import EngineFailed, GoodgateError, InvalidRequest
 from adapters.launching.launch import Installable
-from adapters.types import ChatRequest, Chunk, CompletionRequest, GenerateRequest, TokenizeRequest, Tokens
+from adapters.types import ChatRequest, CompletionRequest, GenerateRequest, TokenizeRequest, Tokens
 from adapters.wire.engine_client import Post
 from adapters.wire.openai_http import (
     ContentOptions,
@@ -133,13 +133,10 @@ class Adapter(Installable, OpenAIHTTPAdapter[ContentOptions]):
             body["tool_choice"] = "required"
         return body
 
-    async def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
+    async def prepare(self, request: GenerateRequest) -> None:
         if isinstance(request, ChatRequest) and request.tools:
             with contextlib.suppress(GoodgateError):  # an engine that cannot be asked says nothing against tools
                 await self._context()  # each time, because the model behind the url may have changed
-        async with contextlib.aclosing(super().generate(request, request_id=request_id)) as chunks:
-            async for chunk in chunks:
-                yield chunk
 
     async def models(self) -> list[ModelInfo]:
         context = await self._context()

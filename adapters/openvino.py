@@ -9,7 +9,6 @@ so in its list of models; a forced call would need a grammar.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
 
 from msgspec import Struct
 
@@ -17,7 +16,7 @@ from adapters.base import ModelInfo
 from adapters.errors import GoodgateError
 from adapters.launching.launch import Installable
 from adapters.tools.tool_calls import TOOL_FIELDS, with_tools
-from adapters.types import ChatRequest, Chunk, GenerateRequest
+from adapters.types import ChatRequest, GenerateRequest
 from adapters.wire.openai_http import VLLM_ROUTES, HTTPOptions, LoadMetrics, OpenAIHTTPAdapter
 from adapters.wire.openai_wire import Dialect
 
@@ -60,10 +59,7 @@ class Adapter(Installable, OpenAIHTTPAdapter[HTTPOptions]):
         self.capabilities = with_tools(self.capabilities, all(each.tools for each in listing), can_force=False)
         return [ModelInfo(each.id, each.max_model_len) for each in listing]
 
-    async def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
+    async def prepare(self, request: GenerateRequest) -> None:
         if isinstance(request, ChatRequest) and request.tools:
             with contextlib.suppress(GoodgateError):  # an engine that cannot be asked says nothing against tools
                 await self.models()  # each time, because the model behind the url may have changed
-        async with contextlib.aclosing(super().generate(request, request_id=request_id)) as chunks:
-            async for chunk in chunks:
-                yield chunk

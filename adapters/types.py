@@ -372,7 +372,7 @@ class Usage(Struct, frozen=True):
     reasoning_tokens: int | None = None
 
 
-class Chunk(Struct, frozen=True, kw_only=True):
+class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     """One event of a generation: a piece of one choice, or (with `usage`) the closing account of the request.
 
     The order an adapter keeps: any number of pieces per choice; exactly one piece per choice has a `finish_reason`, and

@@ -22,13 +22,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator
 from typing import ClassVar
 
-from adapters.errors import InvalidRequest
+from adapters.errors import GoodgateError, InvalidRequest
 from adapters.launching.launch import Installable
-from adapters.types import Chunk, GenerateRequest
 from adapters.wire.openai_http import (
     VLLM_ROUTES,
     ContentOptions,
@@ -71,21 +68,12 @@ class Adapter(Installable, OpenAIHTTPAdapter[ContentOptions]):
         if options.embeddings:
             self.capabilities = serves_embeddings_only(self.capabilities)
 
-    async def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
-        async with contextlib.aclosing(super().generate(request, request_id=request_id)) as chunks:
-            try:
-                async for chunk in chunks:
-                    yield chunk
-            except InvalidRequest as error:
-                raise _explained(error) from error
-
-
-def _explained(error: InvalidRequest) -> InvalidRequest:
-    """vLLM names its flags; the one who asked needs the field, and the one who launched it our option."""
-    if "--tool-call-parser" not in error.message:
-        return error
-    return InvalidRequest(
-        "This vLLM was started without a tool parser: start it with --enable-auto-tool-choice --tool-call-parser NAME "
-        "(the launch option tool_call_parser), or leave `tools` out.",
-        param="tools",
-    )
+    def in_other_words(self, error: GoodgateError) -> GoodgateError:
+        """vLLM names its flags; the one who asked needs the field, and the one who launched it our option."""
+        if not isinstance(error, InvalidRequest) or "--tool-call-parser" not in error.message:
+            return error
+        return InvalidRequest(
+            "This vLLM was started without a tool parser: start it with --enable-auto-tool-choice --tool-call-parser "
+            "NAME (the launch option tool_call_parser), or leave `tools` out.",
+            param="tools",
+        )

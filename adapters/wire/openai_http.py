@@ -6,8 +6,9 @@
         dialect = Dialect(parameters=frozenset({"max_tokens", "temperature"}))
 
 It joins the client of wire/engine_client.py, which knows sockets and deadlines, with wire/openai_wire.py, which
-knows the words. An engine with a route of its own beside OpenAI's overrides `exchange`. What is asked beside generation
-(embeddings, token ids, a version) has its words in adapters/wire/side_routes.py, and the class attribute `side_routes`.
+knows the words. An engine with a route of its own beside OpenAI's overrides `exchange`, one that has to be asked what
+it takes `prepare`, one whose errors need words of ours `in_other_words`. What is asked beside generation (embeddings,
+token ids, a version) has its words in adapters/wire/side_routes.py, and the class attribute `side_routes`.
 """
 
 from __future__ import annotations
@@ -161,8 +162,11 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
         try:
             yield
         except ModelNotFound:
-            self._served_model = self.options.model
+            self._forget_model()
             raise
+
+    def _forget_model(self) -> None:
+        self._served_model = self.options.model
 
     async def get(self, path: str) -> bytes:
         """The body of a GET that succeeds. Raises our errors."""
@@ -210,13 +214,30 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
     def count_unknown_reason(self) -> None:
         self.unknown_finish_reasons += 1
 
+    async def prepare(self, request: GenerateRequest) -> None:
+        """Before anything is checked; a place to learn what the engine takes, where only it knows."""
+
+    def in_other_words(self, error: GoodgateError) -> GoodgateError:
+        """What to raise for it; a place for engines whose words say nothing to whoever asked."""
+        return error
+
     async def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
+        # Everything here is paid with each request and each chunk: subclasses override the steps, not the whole.
+        await self.prepare(request)
         self.check_parameters(request)
-        with self._asking():
+        try:
             exchange = await self.exchange(request, request_id)
             async with contextlib.aclosing(self.client.stream(exchange, request_id=request_id)) as chunks:
                 async for chunk in chunks:
                     yield chunk
+        except ModelNotFound:
+            self._forget_model()
+            raise
+        except GoodgateError as error:
+            told = self.in_other_words(error)
+            if told is error:
+                raise
+            raise told from error
 
 
 def serves_embeddings_only(capabilities: Capabilities) -> Capabilities:

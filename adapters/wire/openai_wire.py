@@ -139,7 +139,7 @@ def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------------------- streams
 
 
-class _Delta(Struct):
+class _Delta(Struct, gc=False):
     content: str | None = None
     reasoning: str | None = None  # vLLM's name
     reasoning_content: str | None = None  # the name in SGLang, TensorRT-LLM and llama.cpp
@@ -149,7 +149,7 @@ class _Delta(Struct):
 _NOTHING_NEW = _Delta()
 
 
-class _Choice(Struct):
+class _Choice(Struct, gc=False):
     index: int = 0
     delta: _Delta | None = None
     message: _Delta | None = None  # in its place where the answer comes in one piece
@@ -182,7 +182,7 @@ class _Usage(Struct):
     completion_tokens_details: _CompletionDetails | None = None
 
 
-class _Payload(Struct):
+class _Payload(Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: Raw = _NOTHING
     error: Raw = _NOTHING
@@ -367,7 +367,7 @@ def _joined(first: Raw | None, second: Raw | None) -> Raw | None:
 
 
 def _holds_something(raw: Raw) -> bool:
-    return bytes(raw) not in (b"", b"null", b"[]")
+    return raw is not _NOTHING and bytes(raw) not in (b"", b"null", b"[]")
 
 
 def _usage_of(raw: Raw) -> _Usage | None:
