@@ -103,12 +103,7 @@ def create_app(
     metrics.watch("goodgate_prefix_index_bytes", lambda: (((), index.num_bytes),))
     metrics.watch("goodgate_prefix_index_evictions", lambda: (((), index.num_evicted),))
     loader = Loader(fleet, live, metrics)
-    gates = Gates(
-        (*config.models, *config.groups),
-        metrics,
-        max_in_flight=config.server.max_in_flight,
-        heartbeat_s=config.server.heartbeat_s,
-    )
+    gates = Gates(live, metrics)
     dispatcher = Dispatcher(
         fleet,
         loader,
@@ -158,6 +153,7 @@ def create_app(
         live.config = other
         dispatcher.open_requests.max_in_flight = other.server.max_in_flight
         rotated = fleet.adopt(other, plan)
+        gates.adopt()
         loader.adopt()
         proofs.look_at_once()
         logs.set_level(other.logs)

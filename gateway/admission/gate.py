@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
@@ -24,7 +24,7 @@ from adapters.errors import Overloaded
 from gateway.admission.priority import Priority
 from gateway.admission.queue import Entry
 from gateway.admission.turnstile import Reason, Rules, Shed, Turnstile
-from gateway.config import AdmissionConfig, GroupConfig, ModelConfig
+from gateway.config import AdmissionConfig, GroupConfig, Live, ModelConfig
 from gateway.records.metrics import Metrics
 from gateway.records.trace import Attempt, Trace
 from gateway.replicas.replica import ServedModel
@@ -64,17 +64,24 @@ def rules_of(named: Named, max_in_flight: int) -> Rules | None:
 class Gate:
     """One model's. Times are seconds of `time.perf_counter`, as in traces."""
 
-    def __init__(self, named: Named, rules: Rules, heartbeat_s: float, metrics: Metrics) -> None:
+    def __init__(self, named: Named, rules: Rules, live: Live, metrics: Metrics) -> None:
         self.named = named
         self.turnstile = Turnstile(rules)
         self.num_shed: Counter[tuple[str, Reason]] = Counter()  # by class and reason
-        self._heartbeat_s = heartbeat_s
+        self._live = live
         self._metrics = metrics
         self._tickets: dict[Entry, asyncio.Future[Shed | None]] = {}
 
     @property
     def num_waiting(self) -> int:
         return len(self.turnstile.queue)
+
+    def adopt(self, named: Named, rules: Rules) -> None:
+        """Other rules from now on."""
+        if rules != self.turnstile.rules:
+            self.turnstile.adopt(rules)
+            self._turn()
+        self.named = named
 
     async def let_in(self, trace: Trace, ask: Ask, on_late: OnLate | None) -> AbstractContextManager[None]:
         """Waits for a turn. Raises `Overloaded` at once where that would come too late, and later if it does."""
@@ -127,8 +134,9 @@ class Gate:
         ticket = self._tickets[entry] = loop.create_future()
         timer = loop.call_later(entry.deadline - now, self._expire, entry)
         try:
-            if on_late is not None and entry.deadline - now > self._heartbeat_s:
-                await asyncio.wait({ticket}, timeout=self._heartbeat_s)
+            heartbeat_s = self._live.server.heartbeat_s
+            if on_late is not None and entry.deadline - now > heartbeat_s:
+                await asyncio.wait({ticket}, timeout=heartbeat_s)
                 if not ticket.done():
                     await on_late()
             shed: Shed | None = await ticket
@@ -188,20 +196,32 @@ class _Place(AbstractContextManager[None]):
 class Gates:
     """The gates of all models and groups. A group has one of its own: what is routed within it waits there."""
 
-    def __init__(self, named: Sequence[Named], metrics: Metrics, *, max_in_flight: int, heartbeat_s: float) -> None:
+    def __init__(self, live: Live, metrics: Metrics) -> None:
+        self._live = live
+        self._metrics = metrics
         self._gates: dict[str, Gate] = {}
         self._learners: dict[str, list[Gate]] = {}  # by the model whose replica was asked
-        for each in named:
-            rules = rules_of(each, max_in_flight)
-            if rules is None:
-                continue
-            gate = self._gates[each.name] = Gate(each, rules, heartbeat_s, metrics)
-            for model in each.models if isinstance(each, GroupConfig) else (each.name,):
-                self._learners.setdefault(model, []).append(gate)
+        self.adopt()
         metrics.watch("goodgate_admission_waiting", self._waiting)
         metrics.watch("goodgate_admission_open", lambda: self._each(lambda gate: gate.turnstile.num_open))
         metrics.watch("goodgate_admission_limit", lambda: self._each(lambda gate: gate.turnstile.limit))
         metrics.watch("goodgate_admission_shed", self._shed)
+
+    def adopt(self) -> None:
+        """The gates that the configuration asks for by now. One that was there stays, with who waits at it; at one that
+        is not wanted any more they have their turns all the same."""
+        former, self._gates, self._learners = self._gates, {}, {}
+        config = self._live.config
+        every: tuple[Named, ...] = (*config.models, *config.groups)
+        for named in every:
+            rules = rules_of(named, config.server.max_in_flight)
+            if rules is None:
+                continue
+            gate = former.get(named.name) or Gate(named, rules, self._live, self._metrics)
+            gate.adopt(named, rules)
+            self._gates[named.name] = gate
+            for model in named.models if isinstance(named, GroupConfig) else (named.name,):
+                self._learners.setdefault(model, []).append(gate)
 
     def guards(self, served: ServedModel) -> bool:
         return served.name in self._gates

@@ -37,9 +37,9 @@ class LimitRules(Struct, frozen=True, kw_only=True):
 
 
 class AdaptiveLimit:
-    def __init__(self, rules: LimitRules) -> None:
+    def __init__(self, rules: LimitRules, first: int = FIRST) -> None:
         self._rules = rules
-        self._exact = float(min(max(FIRST, rules.lowest), rules.highest))
+        self._exact = float(min(max(first, rules.lowest), rules.highest))
         self._changed_at = 0.0
         self._is_in_the_way = False
         self._opens: list[int] = []

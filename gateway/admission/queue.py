@@ -62,7 +62,7 @@ class _Lane:
         self.num_waiting = 0
         self.credit = 0.0  # turns that the floor owes it
         self.is_wanted = False  # somebody came for it since its last turn, and be it that he was sent away
-        self._weights = weights
+        self.weights = weights
         self._debts: dict[str, float] = {}  # clocks of tenants that have nothing waiting now
         self._now = 0.0  # the virtual time: the clock of whoever was served last
 
@@ -122,7 +122,7 @@ class _Lane:
         return ((0 if flow is None else len(flow.entries)) + more) / self._weight(tenant)
 
     def _weight(self, tenant: str) -> float:
-        return self._weights.get(tenant, 1.0)
+        return self.weights.get(tenant, 1.0)
 
     def _remember(self, tenant: str, clock: float) -> None:
         if clock <= self._now:
@@ -138,6 +138,12 @@ class FairQueue:
         self._lanes = {priority: _Lane(weights or {}) for priority in Priority}
         self._floor_share = floor_share
         self._num_put = 0
+
+    def adopt(self, weights: Mapping[str, float], floor_share: float) -> None:
+        """Other shares from now on, for those who wait already too."""
+        self._floor_share = floor_share
+        for lane in self._lanes.values():
+            lane.weights = weights
 
     def __len__(self) -> int:
         return sum(lane.num_waiting for lane in self._lanes.values())

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from msgspec import Struct
 
 from gateway.admission.forecast import FirstToken, Pace
-from gateway.admission.limit import AdaptiveLimit, LimitRules
+from gateway.admission.limit import FIRST, AdaptiveLimit, LimitRules
 from gateway.admission.priority import Priority
 from gateway.admission.queue import Entry, FairQueue
 
@@ -74,6 +74,12 @@ class Turnstile:
         self._first_token = FirstToken()
         self._adaptive = _adaptive(rules)
         self._booked_until = 0.0  # until then places are promised to those who were sent away
+
+    def adopt(self, rules: Rules) -> None:
+        """Other rules from now on. A limit that adapts goes on from where it is."""
+        self._adaptive = _adaptive(rules, self.limit)
+        self.rules = rules
+        self.queue.adopt(rules.weights, rules.floor_share)
 
     @property
     def limit(self) -> int:
@@ -179,9 +185,9 @@ class Turnstile:
         return Shed(entry, reason, min(self._booked_until - now, MAX_RETRY_AFTER_S))
 
 
-def _adaptive(rules: Rules) -> AdaptiveLimit | None:
+def _adaptive(rules: Rules, first: int = FIRST) -> AdaptiveLimit | None:
     if not rules.is_adaptive:
         return None
     return AdaptiveLimit(
-        LimitRules(ttft_s=rules.ttft_s, tpot_s=rules.tpot_s, lowest=rules.lowest, highest=rules.highest)
+        LimitRules(ttft_s=rules.ttft_s, tpot_s=rules.tpot_s, lowest=rules.lowest, highest=rules.highest), first
     )
