@@ -238,6 +238,12 @@ METRICS: tuple[Metric, ...] = (
         "The same in whole replicas, which goes down only after `autoscale.hold_s`.",
         ("model",),
     ),
+    Metric(
+        "goodgate_instances_needed",
+        "gauge",
+        "Of a replica that stands for several instances: so many it needs at `autoscale.target`, in fractions.",
+        _REPLICA,
+    ),
     Metric("goodgate_ledger_records", "counter", "Requests written to the ledger."),
     Metric("goodgate_ledger_dropped", "counter", "Requests that the ledger could not keep."),
     Metric("goodgate_evidence_timestamp_seconds", "gauge", "When the race behind the proven goodput began."),

@@ -19,7 +19,7 @@ from gateway.records.metrics import Metrics, Values
 from gateway.records.trace import Trace
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.replica import Replica, ServedModel
-from gateway.routing.headroom import Carrier, Headroom, Wanted, headroom
+from gateway.routing.headroom import Carrier, Headroom, Wanted, headroom, shares
 from gateway.routing.proofs import Proofs
 
 TURNED_AWAY = (503, 499)  # for lack of capacity, or tired of waiting for it; a caller's own quota (429) is none of ours
@@ -27,9 +27,9 @@ BEGUN = 200  # a stream that waited with heartbeats, and ended in an error
 
 
 class ReplicaSignal(Struct, frozen=True):
-    """Of a replica that stands for several instances, `instances_needed` is how many of them."""
+    """`instances_needed` is for a replica that stands for several instances: so many it needs at the target, its share
+    of what was turned away included."""
 
-    name: str
     engine: str
     ready: bool
     offered_rps: float
@@ -41,7 +41,7 @@ class ReplicaSignal(Struct, frozen=True):
 
 
 class Signal(Struct, frozen=True):
-    """Rates are requests a second over about half a minute. None is what nobody can tell, for the reason given."""
+    """Rates are generations a second over about half a minute. None is what nobody can tell, for the reason given."""
 
     model: str
     offered_rps: float
@@ -56,7 +56,7 @@ class Signal(Struct, frozen=True):
     replicas_wanted: int | None
     in_flight: int
     reason: str
-    replicas: list[ReplicaSignal]
+    replicas: dict[str, ReplicaSignal]
 
 
 class Autoscale:
@@ -73,6 +73,7 @@ class Autoscale:
         metrics.watch("goodgate_goodput_utilisation_ratio", self._gauge(lambda signal: signal.utilisation))
         metrics.watch("goodgate_replicas_needed", self._gauge(lambda signal: signal.replicas_needed))
         metrics.watch("goodgate_replicas_wanted", self._gauge(lambda signal: signal.replicas_wanted))
+        metrics.watch("goodgate_instances_needed", self._instances)
 
     def note(self, trace: Trace) -> None:
         """A request that ended before any replica was tried, for lack of one, is demand too."""
@@ -90,11 +91,13 @@ class Autoscale:
     def of(self, model: ServedModel) -> Signal:
         now = time.perf_counter()
         turned_away = model.turned_away.at(now)
-        found = headroom(
-            [self._carrier(replica, now) for replica in model.replicas],
-            offered_rps=turned_away + sum(replica.demand.at(now) for replica in model.replicas),
-            target=self._config.target,
-        )
+        carriers = [self._carrier(replica, now) for replica in model.replicas]
+        given = [replica.demand.at(now) for replica in model.replicas]
+        found = headroom(carriers, offered_rps=turned_away + sum(given), target=self._config.target)
+        own = [
+            headroom([carrier], offered_rps=rps + share, target=self._config.target)
+            for carrier, rps, share in zip(carriers, given, shares(carriers, turned_away), strict=True)
+        ]
         return Signal(
             model=model.name,
             offered_rps=round(found.offered_rps, 3),
@@ -109,27 +112,15 @@ class Autoscale:
             replicas_wanted=self._whole(model, found, now),
             in_flight=sum(replica.in_flight for replica in model.replicas),
             reason=found.reason,
-            replicas=[self._replica(replica, now) for replica in model.replicas],
+            replicas={
+                replica.name: _of_replica(replica, carrier, each)
+                for replica, carrier, each in zip(model.replicas, carriers, own, strict=True)
+            },
         )
 
     def _carrier(self, replica: Replica, now: float) -> Carrier:
         proof = self._proofs.of(replica, now)
         return Carrier(replica.name, proof.trusted_rps, replica.is_ready, proof.doubt)
-
-    def _replica(self, replica: Replica, now: float) -> ReplicaSignal:
-        alone = self._carrier(replica, now)
-        own = headroom([alone], offered_rps=replica.demand.at(now), target=self._config.target)
-        return ReplicaSignal(
-            name=replica.name,
-            engine=replica.engine,
-            ready=replica.is_ready,
-            offered_rps=round(own.offered_rps, 3),
-            proven_rps=own.proven_per_replica_rps,
-            instances_needed=_rounded(own.replicas_needed),
-            in_flight=replica.in_flight,
-            waiting=replica.load.waiting,
-            reason=alone.doubt,
-        )
 
     def _whole(self, model: ServedModel, found: Headroom, now: float) -> int | None:
         if found.replicas_needed is None:
@@ -144,6 +135,25 @@ class Autoscale:
                     yield (signal.model,), value
 
         return readings
+
+    def _instances(self) -> Iterator[tuple[Values, float]]:
+        for signal in self.all():
+            for name, replica in signal.replicas.items():
+                if replica.instances_needed is not None:
+                    yield (signal.model, replica.engine, name), replica.instances_needed
+
+
+def _of_replica(replica: Replica, carrier: Carrier, own: Headroom) -> ReplicaSignal:
+    return ReplicaSignal(
+        engine=replica.engine,
+        ready=replica.is_ready,
+        offered_rps=round(own.offered_rps, 3),
+        proven_rps=own.proven_per_replica_rps,
+        instances_needed=_rounded(own.replicas_needed),
+        in_flight=replica.in_flight,
+        waiting=replica.load.waiting,
+        reason=carrier.doubt,
+    )
 
 
 def _rounded(value: float | None) -> float | None:

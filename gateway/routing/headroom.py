@@ -61,6 +61,12 @@ def headroom(replicas: Sequence[Carrier], *, offered_rps: float, target: float) 
     return Headroom(offered_rps, capacity, capacity - offered_rps, utilisation, per_replica, needed)
 
 
+def shares(replicas: Sequence[Carrier], turned_away_rps: float) -> list[float]:
+    """What of the demand that nobody served each replica would have had, by what they are trusted to carry."""
+    total = sum(each.proven_rps for each in replicas)
+    return [turned_away_rps * each.proven_rps / total if total else 0.0 for each in replicas]
+
+
 class Wanted:
     """Whole replicas out of those that are needed: more at once, fewer only when fewer would have been enough for
     `hold_s`, with a tenth to spare. So neither chance nor the echo of a burst makes the number go up and down.

@@ -259,9 +259,11 @@ def test_a_replica_that_breaks_its_promise_loses_its_load_and_gets_it_back_when_
 # ------------------------------------------------------------------------------------------ over real sockets
 
 
-def evidence(path: Path, *engines: tuple[str, float], **fields: Any) -> str:
+def evidence(path: Path, *engines: tuple[str, float], engines_of: str = "m", **fields: Any) -> str:
+    """The path of a race's file: what each engine, or replica of that name, is proven to carry of a model."""
+    known = {**NATIVE, "model": engines_of, "served_model": None, "proven": True, "version": None}
+    entries = [{**known, "engine": name, "goodput_rps": rps} for name, rps in engines]
     raced = datetime.now(UTC) - timedelta(days=1)
-    entries = [{**NATIVE, "engine": name, "goodput_rps": rps, "proven": True, "version": None} for name, rps in engines]
     write(path, document(*entries, **{"measured_utc": raced.isoformat(), **fields}))
     return str(path)
 

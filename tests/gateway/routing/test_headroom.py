@@ -18,8 +18,9 @@ from gateway.replicas.rate import Rate
 from gateway.replicas.replica import DEMAND_S
 from gateway.routing import headroom as headroom_module
 from gateway.routing.headroom import IDLE_RPS, Carrier, Headroom, Wanted, headroom
-from tests.gateway.rig import Gateway, Start, fake, model, until
+from tests.gateway.rig import HELLO, Gateway, Start, fake, model, until
 from tests.gateway.routing.test_goodput import evidence
+from tests.gateway.tenants.test_limits import key_in
 
 TARGET = 0.7
 
@@ -189,10 +190,11 @@ async def test_what_is_turned_away_is_demand_too(start: Start, tmp_path: Path) -
 
 async def test_what_a_callers_own_quota_refuses_is_no_demand(start: Start, tmp_path: Path) -> None:
     path = evidence(tmp_path / "evidence.json", ("a", 2.0))
-    gateway = await start(model(fake("a")), evidence=path)
-    for _ in range(5):
-        assert (await gateway.chat(max_tokens=0))[0] == 400
-    assert (await signal(gateway))["offered_rps"] == 0
+    caller = key_in(tmp_path, requests_per_min=1)
+    gateway = await start(model(fake("a")), evidence=path, auth={"loopback_is_admin": True})
+    statuses = [(await gateway.post("/v1/chat/completions", HELLO, **caller))[0] for _ in range(20)]
+    assert statuses == [200, *[429] * 19]
+    assert (await signal(gateway))["offered_rps"] == pytest.approx(1 / DEMAND_S, rel=0.2)
 
 
 async def test_without_proof_the_signal_is_null_and_says_why(start: Start) -> None:
