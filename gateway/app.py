@@ -86,9 +86,9 @@ def create_app(
         proven = ProvenGoodput(Path(config.evidence).expanduser(), fleet)
         metrics.watch("goodgate_goodput_proven_rps", proven.rates)
         metrics.watch("goodgate_evidence_timestamp_seconds", proven.measured)
-    proofs = Proofs(proven, fleet, config)
+    proofs = Proofs(proven, fleet, live)
     metrics.watch("goodgate_evidence_trusted", proofs.trusted)
-    autoscale = Autoscale(fleet, proofs, config.autoscale)
+    autoscale = Autoscale(fleet, proofs, live)
     autoscale.watched_by(metrics)
     ledger = None
     if config.ledger.keep == "file":

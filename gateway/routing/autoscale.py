@@ -1,6 +1,6 @@
 """What autoscalers are told of each model: headroom.py's figures, of the fleet as it is now.
 
-    autoscale = Autoscale(fleet, proofs, config.autoscale)
+    autoscale = Autoscale(fleet, proofs, live)
     autoscale.of(model)                          # a Signal, as /admin/autoscale gives it
     autoscale.note(trace)                        # a request has ended: was it turned away?
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from gateway.config import AutoscaleConfig
+from gateway.config.live import Live
 from gateway.records.metrics import Metrics, Values
 from gateway.records.trace import Trace
 from gateway.replicas.fleet import Fleet
@@ -60,10 +60,10 @@ class Signal(Struct, frozen=True):
 
 
 class Autoscale:
-    def __init__(self, fleet: Fleet, proofs: Proofs, config: AutoscaleConfig) -> None:
+    def __init__(self, fleet: Fleet, proofs: Proofs, live: Live) -> None:
         self._fleet = fleet
         self._proofs = proofs
-        self._config = config
+        self._live = live
         self._wanted: dict[str, Wanted] = {}
 
     def watched_by(self, metrics: Metrics) -> None:
@@ -89,13 +89,13 @@ class Autoscale:
         return [self.of(model) for model in self._fleet.models.values()]
 
     def of(self, model: ServedModel) -> Signal:
-        now = time.perf_counter()
+        now, target = time.perf_counter(), self._live.config.autoscale.target
         turned_away = model.turned_away.at(now)
         carriers = [self._carrier(replica, now) for replica in model.replicas]
         given = [replica.demand.at(now) for replica in model.replicas]
-        found = headroom(carriers, offered_rps=turned_away + sum(given), target=self._config.target)
+        found = headroom(carriers, offered_rps=turned_away + sum(given), target=target)
         own = [
-            headroom([carrier], offered_rps=rps + share, target=self._config.target)
+            headroom([carrier], offered_rps=rps + share, target=target)
             for carrier, rps, share in zip(carriers, given, shares(carriers, turned_away), strict=True)
         ]
         return Signal(
@@ -105,7 +105,7 @@ class Autoscale:
             capacity_rps=found.capacity_rps,
             headroom_rps=_rounded(found.headroom_rps),
             utilisation=_rounded(found.utilisation),
-            target=self._config.target,
+            target=target,
             proven_per_replica_rps=found.proven_per_replica_rps,
             replicas_ready=sum(replica.is_ready for replica in model.replicas),
             replicas_needed=_rounded(found.replicas_needed),
@@ -125,8 +125,8 @@ class Autoscale:
     def _whole(self, model: ServedModel, found: Headroom, now: float) -> int | None:
         if found.replicas_needed is None:
             return None
-        wanted = self._wanted.setdefault(model.name, Wanted(self._config.hold_s))
-        return wanted.at(now, found.replicas_needed)
+        wanted = self._wanted.setdefault(model.name, Wanted())
+        return wanted.at(now, found.replicas_needed, hold_s=self._live.config.autoscale.hold_s)
 
     def _gauge(self, read: Callable[[Signal], float | None]) -> Callable[[], Iterator[tuple[Values, float]]]:
         def readings() -> Iterator[tuple[Values, float]]:

@@ -71,26 +71,26 @@ class Wanted:
     """Whole replicas out of those that are needed: more at once, fewer only when fewer would have been enough for
     `hold_s`, with a tenth to spare. So neither chance nor the echo of a burst makes the number go up and down.
 
-    >>> wanted = Wanted(hold_s=60)
-    >>> [wanted.at(now, needed) for now, needed in ((0.0, 1.9), (1.0, 2.1), (30.0, 1.9), (61.5, 1.9), (122.0, 1.0))]
+    >>> wanted = Wanted()
+    >>> seen = ((0.0, 1.9), (1.0, 2.1), (30.0, 1.9), (61.5, 1.9), (122.0, 1.0))
+    >>> [wanted.at(now, needed, hold_s=60) for now, needed in seen]
     [2, 3, 3, 3, 2]
     """
 
-    __slots__ = ("_enough", "_hold_s", "_wanted")
+    __slots__ = ("_enough", "_wanted")
 
-    def __init__(self, hold_s: float) -> None:
-        self._hold_s = hold_s
+    def __init__(self) -> None:
         self._wanted = 0
         self._enough: deque[tuple[float, int]] = (
             deque()
         )  # when, and how many; fewer and fewer, so the first is the most
 
-    def at(self, now: float, needed: float) -> int:
+    def at(self, now: float, needed: float, *, hold_s: float) -> int:
         enough = ceil(needed * SLACK)
         while self._enough and self._enough[-1][1] <= enough:
             self._enough.pop()
         self._enough.append((now, enough))
-        while self._enough[0][0] < now - self._hold_s:
+        while self._enough[0][0] < now - hold_s:
             self._enough.popleft()
         self._wanted = max(ceil(needed), min(self._wanted, self._enough[0][1]))
         return self._wanted

@@ -1,6 +1,6 @@
 """What routing may trust of each replica's proven goodput, as of now.
 
-    proofs = Proofs(proven, fleet, config)
+    proofs = Proofs(proven, fleet, live)
     proofs.of(replica, now).trusted_rps          # `now` is the monotonic clock's; 0 where nothing can be trusted
 
 The evidence is looked at anew once a second at most, whoever asks; between that an answer costs one look in a
@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from gateway.config import Config
+from gateway.config.live import Live
 from gateway.records import logs
 from gateway.records.metrics import Values
 from gateway.replicas.attainment import Promise
@@ -28,11 +28,10 @@ _log = logs.logger("evidence")
 
 
 class Proofs:
-    def __init__(self, proven: ProvenGoodput | None, fleet: Fleet, config: Config) -> None:
+    def __init__(self, proven: ProvenGoodput | None, fleet: Fleet, live: Live) -> None:
         self._proven = proven
         self._fleet = fleet
-        self._max_age_s = config.goodput.max_age_days * DAY_S
-        self.margin = config.goodput.margin
+        self._live = live
         self._looked_at = float("-inf")
         self._proofs: dict[Replica, Proof] = {}
         self._doubts: dict[str, str] = {}  # by model routed by goodput: why nothing of it is trusted
@@ -46,6 +45,10 @@ class Proofs:
         if proof.trusted_rps and replica.attainment.is_broken(now):
             return Proof(proof.rps, BROKEN)
         return proof
+
+    def share_rps(self, replica: Replica, now: float) -> float:
+        """What routing may give the replica: what is trusted, less a margin."""
+        return self.of(replica, now).trusted_rps * self._live.config.goodput.margin
 
     def look_at_once(self) -> None:
         """Whoever asks next is told what the evidence says then."""
@@ -69,11 +72,12 @@ class Proofs:
 
     def _judged(self, proven: ProvenGoodput, evidence: Evidence | None) -> Iterator[tuple[Replica, Proof]]:
         wall, nothing = time.time(), Proof(0.0, proven.complaint)
+        max_age_s = self._live.config.goodput.max_age_days * DAY_S
         for replica in self._fleet.serving:
             proof, promise = nothing, None
             if evidence is not None:
                 entry, slo = proven.entry(replica, evidence), self._fleet.models[replica.model].config.slo
-                proof = judged(entry, evidence, slo=slo, version=replica.version, now=wall, max_age_s=self._max_age_s)
+                proof = judged(entry, evidence, slo=slo, version=replica.version, now=wall, max_age_s=max_age_s)
                 promise = Promise(proof.trusted_rps, promised(slo, evidence.slo)) if proof.trusted_rps else None
             self._fleet.promise(replica, promise)
             yield replica, proof

@@ -124,7 +124,7 @@ class Router:
         return [by_name[view.name] for view in order]
 
     def _with_proof(self, view: ReplicaView, replica: Replica, now: float) -> ReplicaView:
-        proven_rps = self._proofs.of(replica, now).trusted_rps * self._proofs.margin
+        proven_rps = self._proofs.share_rps(replica, now)
         return msgspec.structs.replace(view, offered_rps=replica.offered.at(now), proven_rps=proven_rps)
 
     def _last_resort(self, model: ServedModel, ask: Ask) -> Replica:

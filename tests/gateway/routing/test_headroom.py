@@ -61,7 +61,7 @@ def test_more_demand_never_needs_fewer_replicas_and_never_leaves_more_room(
 def test_as_many_replicas_as_are_wanted_are_at_the_target_or_below(replicas: list[Carrier], offered_rps: float) -> None:
     found = of(replicas, offered_rps)
     if found.replicas_needed and found.proven_per_replica_rps is not None:
-        wanted = Wanted(0).at(0.0, found.replicas_needed)
+        wanted = Wanted().at(0.0, found.replicas_needed, hold_s=0)
         assert found.offered_rps <= wanted * found.proven_per_replica_rps * TARGET * (1 + 1e-9)
 
 
@@ -69,11 +69,11 @@ def test_as_many_replicas_as_are_wanted_are_at_the_target_or_below(replicas: lis
 def test_what_is_needed_now_is_always_wanted_and_never_more_than_was_enough_lately(
     steps: list[tuple[float, float]], hold_s: float
 ) -> None:
-    wanted, now, seen = Wanted(hold_s), 0.0, []
+    wanted, now, seen = Wanted(), 0.0, []
     for wait_s, needed in steps:
         now += wait_s
         seen.append((now, ceil(needed * headroom_module.SLACK)))
-        number = wanted.at(now, needed)
+        number = wanted.at(now, needed, hold_s=hold_s)
         assert number >= ceil(needed)
         assert number <= max(enough for at, enough in seen if at >= now - hold_s)
 
@@ -108,7 +108,7 @@ SCALED_EVERY_S = 15.0
 def replay(rate_rps: Callable[[float], float], *, lasts_s: float, first: int) -> Iterator[tuple[float, int, int]]:
     """An autoscaler that reads the signal now and then: the time, the replicas that are wanted, and those that are up.
     Arrivals are Poisson's."""
-    chance, demand, wanted = random.Random(11), Rate(DEMAND_S), Wanted(300.0)
+    chance, demand, wanted = random.Random(11), Rate(DEMAND_S), Wanted()
     now, read_at, coming, ready = 0.0, 0.0, [], first
     while now < lasts_s:
         now += chance.expovariate(max(rate_rps(now), 0.1))
@@ -120,7 +120,7 @@ def replay(rate_rps: Callable[[float], float], *, lasts_s: float, first: int) ->
             carriers = [Carrier(f"r{n}", PROVEN_RPS, is_ready=n < ready) for n in range(20)]
             found = of(carriers, demand.at(now))
             assert found.replicas_needed is not None
-            number = wanted.at(now, found.replicas_needed)
+            number = wanted.at(now, found.replicas_needed, hold_s=300)
             if number < ready:
                 ready, coming = number, []
             elif number > ready:
