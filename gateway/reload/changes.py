@@ -24,7 +24,19 @@ from msgspec import Struct
 from gateway.config import Config, GroupConfig, ModelConfig
 
 LIVE = frozenset(
-    {"server", "health", "breaker", "outliers", "logs", "residency", "reload", "models", "groups"}
+    {
+        "server",
+        "health",
+        "breaker",
+        "outliers",
+        "logs",
+        "goodput",
+        "autoscale",
+        "residency",
+        "reload",
+        "models",
+        "groups",
+    }
 )  # parts of the file
 FIXED = frozenset(  # but not these keys
     {"server.host", "server.port", "server.max_body_mib", "logs.format", "logs.access", "logs.verbatim"}

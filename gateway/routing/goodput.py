@@ -11,7 +11,8 @@
 
 Three classes of replicas, each before the next:
 
-    room       less is asked of it than is proven and trusted: the emptiest first, so all fill alike
+    room       less is asked of it than is proven and trusted: the cheapest first, and of those that cost the same the
+               emptiest, so that they fill alike
     unknown    nothing is trusted of it: it takes what the others have no room for, as much as the least of them may
     full       everything else in proportion to what is proven, so that all fare alike badly
 
@@ -36,10 +37,10 @@ def goodput(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaVi
         return order
     least_rps = min(proven)
 
-    def place(view: ReplicaView) -> tuple[int, float]:
+    def place(view: ReplicaView) -> tuple[int, float, float]:
         used = view.offered_rps / ((view.proven_rps or least_rps) * view.trust)
         if used >= 1:
-            return _FULL, used
-        return (_ROOM if view.proven_rps else _UNKNOWN), used
+            return _FULL, 0.0, used
+        return (_ROOM if view.proven_rps else _UNKNOWN), view.cost, used
 
     return sorted(order, key=place)

@@ -73,6 +73,20 @@ def test_one_that_nothing_is_proven_of_takes_what_the_others_have_no_room_for_an
     assert goodput([full, busy], ASK, 0)[0].name == "full"
 
 
+def test_the_cheaper_one_is_filled_up_before_the_dearer_one_gets_anything() -> None:
+    own, rented = ReplicaView("own", proven_rps=8.0, cost=1.0), ReplicaView("rented", proven_rps=80.0, cost=9.0)
+    busy = msgspec.structs.replace(own, offered_rps=7.9)
+    full = msgspec.structs.replace(own, offered_rps=8.0)
+    assert goodput([rented, busy], ASK, 0)[0].name == "own"
+    assert goodput([rented, full], ASK, 0)[0].name == "rented"
+
+
+def test_one_that_fares_badly_counts_as_smaller() -> None:
+    well = ReplicaView("well", offered_rps=6.0, proven_rps=8.0)
+    ill = ReplicaView("ill", offered_rps=1.5, proven_rps=8.0, trust=0.2)
+    assert [view.name for view in goodput([ill, well], ASK, 0)] == ["well", "ill"]
+
+
 def test_the_examples_are_true() -> None:
     for each in (goodput_module, rate, attainment):
         assert doctest.testmod(each).failed == 0
