@@ -14,6 +14,7 @@ still open who goes first. The time of whole answers plays no part: it says how 
 from __future__ import annotations
 
 import math
+from collections import deque
 
 from msgspec import Struct
 
@@ -42,9 +43,9 @@ class AdaptiveLimit:
         self._exact = float(min(max(first, rules.lowest), rules.highest))
         self._changed_at = 0.0
         self._is_in_the_way = False
-        self._opens: list[int] = []
-        self._ttfts: list[float] = []
-        self._tpots: list[float] = []
+        self._opens: deque[int] = deque(maxlen=2 * MAX_SAMPLES)
+        self._ttfts: deque[float] = deque(maxlen=MAX_SAMPLES)  # an engine that counts no tokens never fills the other
+        self._tpots: deque[float] = deque(maxlen=MAX_SAMPLES)
 
     @property
     def value(self) -> int:
@@ -101,5 +102,5 @@ class AdaptiveLimit:
         self._tpots.clear()
 
 
-def _slow_end(window: list[float]) -> float:
+def _slow_end(window: deque[float]) -> float:
     return sorted(window)[int(len(window) * SLOW_END)]

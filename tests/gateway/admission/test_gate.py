@@ -11,7 +11,8 @@ import pytest
 
 from gateway.admission.gate import Gates
 from gateway.admission.priority import PRIORITY_HEADER, TTFT_HEADER, Priority
-from gateway.app import GATES
+from gateway.app import GATES, LIVE
+from gateway.config import parse_config
 from gateway.tenants.keys import KeyStore, NewKey
 from tests.gateway.rig import HELLO, Gateway, Reply, Start, Upstream, model, until
 
@@ -216,3 +217,22 @@ async def test_a39_a_caller_who_calls_himself_urgent_is_refused(start: Start, up
         status, body, _ = await ask(gateway, Authorization=f"Bearer {key}", **{PRIORITY_HEADER: priority})
         assert status == expected, body
     assert upstream.num_generations == 2
+
+
+@pytest.mark.parametrize("admission", [{"max_running": 3}, {"max_running": 1, "max_waiting": 9}, None])
+async def test_another_configuration_keeps_who_waits_and_lets_in_whom_it_has_room_for(
+    start: Start, upstream_of: Any, admission: dict[str, Any] | None
+) -> None:
+    held = Held()
+    upstream: Upstream = await upstream_of(held.script)
+    gateway = await start(model(upstream.replica(), admission={"max_running": 1}))
+    asks = [asyncio.create_task(ask(gateway, str(number))) for number in range(3)]
+    await waiting(gateway, 2)
+    fields = {} if admission is None else {"admission": admission}
+    gateway.app[LIVE].config = parse_config({"models": [model(upstream.replica(), **fields)]})
+    gates_of(gateway).adopt()
+    expected = 3 if admission == {"max_running": 3} else 1  # without a gate they have their turns all the same
+    await until(lambda: upstream.num_generations == expected)
+    held.go.set()
+    assert [status for status, _, _ in await asyncio.gather(*asks)] == [200] * 3
+    assert gates_of(gateway).num_waiting() == gateway.open_requests.in_flight == 0
