@@ -186,6 +186,9 @@ def detail_of(record: Record) -> Detail:
 def answering_attempt(trace: Trace) -> Attempt | None:
     """The attempt whose tokens the client got, or the first of several for a list of prompts. One that failed on the
     way counts only where no other answered."""
+    if len(trace.attempts) == 1:  # nearly always
+        [only] = trace.attempts
+        return only if only.first_token is not None or only.outcome == "ok" else None
     begun = [attempt for attempt in trace.attempts if attempt.first_token is not None]
     good = [attempt for attempt in begun if attempt.outcome in ("ok", CANCELLED)]
     if good:
@@ -321,4 +324,4 @@ def _end(attempt: Attempt, trace: Trace) -> float:
 
 def _cut(text: str, length: int) -> str:
     """At most so many characters, all of which a database takes: half of a surrogate pair is not one."""
-    return text[:length].encode("utf-8", "replace").decode()
+    return text[:length] if text.isascii() else text[:length].encode("utf-8", "replace").decode()

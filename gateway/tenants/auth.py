@@ -34,6 +34,7 @@ from gateway.tenants.keys import Key, KeyRing
 
 KEY_HEADERS = ("x-api-key", "api-key")
 NEEDS_KEY = "Send a valid API key as `Authorization: Bearer KEY`; `goodgate keys create NAME` makes one."
+_OF_KEYS = ("Authorization", *KEY_HEADERS)
 _OF_PROXIES = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
 _ACCESS = "__access__"
 _SALT = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -104,11 +105,13 @@ def needs_keys(ring: KeyRing | None, config: AuthConfig) -> bool:
 def presented(headers: CIMultiDictProxy[str]) -> str | None:
     """The one key that the headers hold. None where there is none, one header twice, or different keys: whoever guesses
     which of two was meant lets a proxy and its gateway see different callers."""
-    bearers = headers.getall("Authorization", [])
-    lists = [bearers, *(headers.getall(name, []) for name in KEY_HEADERS)]
-    if any(len(values) > 1 for values in lists):
-        return None
-    given = {values[0] for values in lists[1:] if values} | {_bearer(value) for value in bearers}
+    given: set[str] = set()
+    for name in _OF_KEYS:
+        if name in headers:
+            values = headers.getall(name)
+            if len(values) > 1:
+                return None
+            given.add(_bearer(values[0]) if name == "Authorization" else values[0])
     return given.pop() if len(given) == 1 else None
 
 
