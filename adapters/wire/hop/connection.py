@@ -67,10 +67,14 @@ class Connection(Protocol):
             self._transport.write(body)
         return response
 
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
     def is_quiet(self) -> bool:
         """It may carry a request: open, and nothing waits to be read. The system is asked, because an end or a word
         that nobody asked for may have arrived that the loop has not come to yet."""
-        return self._transport is not None and not self._transport.is_closing() and not self._socket_events.poll(0)
+        return self.is_open and not self._socket_events.poll(0)
 
     def close(self, *, is_orderly: bool = False) -> None:
         """Not waiting for anything, and telling whoever waits. Orderly: it is the engine that has ended it."""

@@ -146,6 +146,8 @@ class Pool:
         except BaseException:
             sock.close()
             raise
+        if not connection.is_open:  # it was closed, or spoke before it was asked, as soon as it stood
+            raise Dropped(is_unanswered=True)
         self._all.add(connection)
         return connection
 

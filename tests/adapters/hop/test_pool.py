@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from adapters.wire.hop.errors import ConnectTimeout, Dropped, NotAccepting, Unreachable
+from adapters.wire.hop.connection import Connection
+from adapters.wire.hop.errors import BadHTTP, ConnectTimeout, Dropped, NotAccepting, Unreachable
 from adapters.wire.hop.pool import Origin, Pool
 from adapters.wire.hop.request import head, opening
 from tests.adapters.hop.engine import CLOSE, HOLD, OK, Engine, request, soon, whole
@@ -133,6 +134,41 @@ async def test_closing_the_pool_tells_whoever_waits() -> None:
         pool.close()
         with pytest.raises(Dropped):
             await waiting
+
+
+@pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH_9.2\r\n", b""])
+async def test_what_speaks_or_leaves_before_it_is_asked_is_no_engine(greeting: bytes) -> None:
+    writers = []
+
+    def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        writer.write(greeting)
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        pool = _pool(url)
+        for _ in range(20):  # before, while or after the request is written
+            with pytest.raises((Dropped, BadHTTP)):
+                await pool.send(*request(url), soon())
+        assert pool.num_open == 0
+        pool.close()
+
+
+async def test_a_connection_that_is_gone_as_soon_as_it_stands_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop may tell of the end before whoever waited for the connection has run."""
+    stands = Connection.connection_made
+
+    def gone_at_once(self: Connection, transport: asyncio.BaseTransport) -> None:
+        stands(self, transport)
+        self.close()
+
+    async with Engine(OK) as engine:
+        pool = engine.pool()
+        monkeypatch.setattr(Connection, "connection_made", gone_at_once)
+        with pytest.raises(Dropped):
+            await engine.get(pool)
+        assert pool.num_open == 0
 
 
 async def test_nobody_listens() -> None:
