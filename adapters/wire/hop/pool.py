@@ -22,7 +22,7 @@ import aiohappyeyeballs
 from yarl import URL
 
 from adapters.wire.hop.connection import Connection
-from adapters.wire.hop.errors import ConnectTimeout, Dropped, HopError, NotAccepting, Unreachable
+from adapters.wire.hop.errors import ConnectTimeout, Dropped, NotAccepting, Unreachable
 from adapters.wire.hop.response import Response
 
 NAMES_KEPT_S = 10.0  # what a name stood for is not asked again
@@ -172,7 +172,7 @@ async def _answer(connection: Connection, head: bytes, body: bytes, deadline: fl
     response = connection.send(head, body)
     try:
         await response.head(deadline)
-    except (HopError, TimeoutError, asyncio.CancelledError):
+    except BaseException:  # also whoever stops waiting
         response.close()
         raise
     return response

@@ -7,6 +7,7 @@ async with Engine(OK, OK) as engine:            # one answer a request, on howev
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,7 +25,10 @@ class Engine:
     """Each answer is bytes, or steps: bytes to send, seconds or an event to wait for, `HOLD` until the client
     leaves, `CLOSE`."""
 
-    def __init__(self, *answers: bytes | Iterable[Step], reads_bodies: bool = True) -> None:
+    def __init__(
+        self, *answers: bytes | Iterable[Step], reads_bodies: bool = True, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._tls = tls
         self._answers = iter(answers)
         self._reads_bodies = reads_bodies
         self._writers: list[asyncio.StreamWriter] = []
@@ -35,9 +39,9 @@ class Engine:
         self.left = asyncio.Event()  # a client has closed its connection
 
     async def __aenter__(self) -> Engine:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"https://localhost:{self.port}" if self._tls else f"http://127.0.0.1:{self.port}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
