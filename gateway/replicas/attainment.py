@@ -55,11 +55,9 @@ class Attainment:
             self._missed.note(now)
 
     def is_broken(self, now: float) -> bool:
-        judged, misses = self._judged.at(now) * WINDOW_S, self._missed.at(now) * WINDOW_S
-        if self._is_broken:
-            self._is_broken = misses >= FORGOTTEN_MISSES and misses > KEPT_SHARE * judged
-        else:
-            self._is_broken = misses >= MIN_MISSES and misses > BROKEN_SHARE * judged
+        least, share = (FORGOTTEN_MISSES, KEPT_SHARE) if self._is_broken else (MIN_MISSES, BROKEN_SHARE)
+        misses = self._missed.at(now) * WINDOW_S
+        self._is_broken = misses >= least and misses > share * self._judged.at(now) * WINDOW_S
         return self._is_broken
 
 

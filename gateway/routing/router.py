@@ -14,8 +14,6 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeAlias
 
-import msgspec
-
 from adapters.base import EngineAdapter
 from adapters.errors import EngineUnavailable, GoodgateError, Overloaded, UnsupportedOperation, UnsupportedParameter
 from gateway.admission.gate import Gates
@@ -116,16 +114,11 @@ class Router:
         self, model: ServedModel, replicas: Sequence[Replica], ask: Ask, now: float, known: Mapping[str, int] = NOBODY
     ) -> list[Replica]:
         by_name = {f"{replica.model}/{replica.name}": replica for replica in replicas}
-        views = [_view(name, each, model, now, known) for name, each in by_name.items()]
-        if model.config.routing == "goodput":
-            views = [self._with_proof(view, by_name[view.name], now) for view in views]
+        proofs = self._proofs if model.config.routing == "goodput" else None
+        views = [_view(name, each, model, now, known, proofs) for name, each in by_name.items()]
         policy = ALL_POLICIES[model.config.routing]
         order = room_first(policy(views, ask, self._fleet.next_turn(model)))
         return [by_name[view.name] for view in order]
-
-    def _with_proof(self, view: ReplicaView, replica: Replica, now: float) -> ReplicaView:
-        proven_rps = self._proofs.share_rps(replica, now)
-        return msgspec.structs.replace(view, offered_rps=replica.offered.at(now), proven_rps=proven_rps)
 
     def _last_resort(self, model: ServedModel, ask: Ask) -> Replica:
         """With nothing that may serve, one try on what might: the best of those that failures have ejected, or one that
@@ -153,7 +146,9 @@ def _was_well(replica: Replica) -> bool:
     return replica.state is State.UNHEALTHY and replica.has_started
 
 
-def _view(name: str, replica: Replica, model: ServedModel, now: float, known: Mapping[str, int]) -> ReplicaView:
+def _view(
+    name: str, replica: Replica, model: ServedModel, now: float, known: Mapping[str, int], proofs: Proofs | None
+) -> ReplicaView:
     config = replica.config
     return ReplicaView(
         name,
@@ -167,6 +162,8 @@ def _view(name: str, replica: Replica, model: ServedModel, now: float, known: Ma
         trust=max(replica.standing.trust(now), LEAST_TRUST),
         latency_s=replica.standing.to_first.seconds,
         cached_tokens=_cached_tokens(replica, known),
+        offered_rps=0.0 if proofs is None else replica.offered.at(now),
+        proven_rps=0.0 if proofs is None else proofs.share_rps(replica, now),
     )
 
 
