@@ -27,7 +27,7 @@ FAULT_MATRIX = {
     "F17": Fault("All engines go down, and come back", "Fast 503s, few attempts, and use soon after."),
     "F18": Fault("One engine is ten times slower", "It loses its traffic; the others' share is served in time.", LOAD),
     "F19": Fault("SIGTERM with open streams", "They finish within the limit, or are told; exit status 0."),
-    "F20": Fault("The gateway is killed and starts again", "Records, keys and budgets are what they were.", LOAD),
+    "F20": Fault("The gateway is killed and starts again", "Records, keys and budgets are what they were."),
     "F21": Fault("A hundred reloads at load, some of bad files", "No request fails; a bad file changes nothing."),
     "F23": Fault("The disk of the ledger is full", "Answers go on; what was not recorded is counted.", LOAD),
     "F24": Fault("The disk of the ledger fails", "As F23.", LOAD),

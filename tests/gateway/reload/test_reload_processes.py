@@ -19,6 +19,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.records.ledger_files import FOLDER
+from gateway.records.ledger_reader import LedgerReader
+from gateway.tenants.keys import KeyStore, NewKey
 from tests.gateway.rig import HELLO, fake, free_port, model
 
 ROOT = Path(__file__).parents[3]
@@ -297,6 +300,34 @@ async def goodgate_at(home: Path, *words: str) -> tuple[int, str]:
     )  # fmt: skip
     output, _ = await process.communicate()
     return await process.wait(), output.decode()
+
+
+@pytest.mark.replay("F20")
+async def test_f20_a_killed_gateway_comes_back_with_its_keys_and_records(tmp_path: Path) -> None:
+    key = KeyStore(tmp_path).create(NewKey(name="a", role="admin"))
+    recorded: list[str] = []
+    for _ in range(2):
+        async with serving(tmp_path, model(fake(itl_ms=100, tokens=300))) as gateway:
+            gateway.client.headers.update(Authorization=f"Bearer {key}")
+            assert await gateway.chat(max_tokens=2) == 200
+            open_streams = [asyncio.create_task(gateway.events()) for _ in range(10)]
+            await in_flight(gateway, 10)
+            recorded.append(await next_record(tmp_path, recorded))
+            gateway.process.send_signal(signal.SIGKILL)
+            cut_off = await asyncio.gather(*open_streams, return_exceptions=True)
+            assert all(isinstance(each, aiohttp.ClientError) for each in cut_off)  # none is told that it is whole
+    reader = LedgerReader(tmp_path / FOLDER)
+    assert all(reader.find(request_id) for request_id in recorded)
+
+
+async def next_record(home: Path, known: list[str]) -> str:
+    """The id of the newest request in the ledger, once it is another one."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            newest = await asyncio.to_thread(LedgerReader(home / FOLDER).newest)
+            if newest is not None and newest.request_id not in known:
+                return newest.request_id
+            await asyncio.sleep(0.05)
 
 
 def test_a_gateway_ends_with_the_terminal_that_it_runs_in(tmp_path: Path) -> None:

@@ -425,6 +425,7 @@ async def one_that_holds(home: Path) -> AsyncIterator[Callable[[], Awaitable[Non
         await kill()
 
 
+@pytest.mark.replay("F20")
 async def test_what_a_killed_process_held_comes_back_to_those_that_live(tmp_path: Path) -> None:
     async with opened(tmp_path) as quotas:
         await hold(quotas, 1)
