@@ -1,4 +1,7 @@
-"""More load than an engine can carry, in virtual time: what is served in time, who is served, how soon others know."""
+"""More load than an engine can carry, in virtual time: what is served in time, who is served, how soon others know.
+
+python -m tests.gateway.admission.test_overload          # the table of docs/admission.md
+"""
 
 from __future__ import annotations
 
@@ -87,3 +90,34 @@ def test_without_a_gate_the_engine_serves_everybody_too_late() -> None:
     report = overload(2, 1, highest=10_000, is_adaptive=False)
     _, peak_rps = best_depth()
     assert report.goodput_rps < 0.2 * peak_rps
+
+
+def table() -> str:
+    """The figures over all seeds; of what may not be exceeded, the worst."""
+    rows = [
+        "| load | in time, req/s | high | default | low | refused | refusals p99 | served late | limit found |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for times in (1, 2, 5, 10):
+        reports = [overload(times, seed) for seed in SEEDS]
+        offered = sum(report.offered.total() for report in reports)
+        shares = (
+            sum(report.in_time[priority] for report in reports) / sum(report.offered[priority] for report in reports)
+            for priority in Priority
+        )
+        limits = [limit for report in reports for limit in report.limits]
+        cells = (
+            f"{times}x",
+            f"{sum(report.goodput_rps for report in reports) / len(reports):.1f}",
+            *(f"{100 * share:.1f} %" for share in shares),
+            f"{100 * sum(report.sheds.total() for report in reports) / offered:.0f} %",
+            f"{1e3 * max(report.shed_p99_s for report in reports):.0f} ms",
+            f"{sum(report.late for report in reports)} of {sum(report.served for report in reports)}",
+            f"{min(limits)} to {max(limits)}",
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(table())
