@@ -25,7 +25,7 @@ FAULT_MATRIX = {
     "F14": Fault("A client vanishes, in any phase", "The engine stops, and nothing is held for it any more.", LOAD),
     "F15": Fault("Bursts of 500, 502, 503, 429 and 529", "Retries keep to their budget, and to Retry-After."),
     "F17": Fault("All engines go down, and come back", "Fast 503s, few attempts, and use soon after."),
-    "F18": Fault("One engine is ten times slower", "It loses its traffic; the others' share is served in time.", LOAD),
+    "F18": Fault("One engine is ten times slower", "It loses its traffic; the others' share is served in time."),
     "F19": Fault("SIGTERM with open streams", "They finish within the limit, or are told; exit status 0."),
     "F20": Fault("The gateway is killed and starts again", "Records, keys and budgets are what they were."),
     "F21": Fault("A hundred reloads at load, some of bad files", "No request fails; a bad file changes nothing."),
@@ -33,7 +33,7 @@ FAULT_MATRIX = {
     "F24": Fault("The disk of the ledger fails", "As F23.", LOAD),
     "F25": Fault("No file descriptor is left", "New requests are refused; open streams go on.", LOAD),
     "F27": Fault("The event loop stands still for two seconds", "It is seen, load is shed, no timeout follows.", LOAD),
-    "F28": Fault("An engine's name does not resolve", "A clean 503, or another engine; the loop goes on.", LOAD),
+    "F28": Fault("An engine's name does not resolve", "A clean 503, or another engine; the loop goes on."),
     "F29": Fault("An event of more than 10 MB", "An error in the stream; memory stays bounded.", LOAD),
     "F30": Fault("The native engine fails in a step", "One request fails, and the next is served.", LOAD),
 }
@@ -49,6 +49,6 @@ SCENARIOS = {
     "S09": Fault("Silent for 30 s after 20 words", "An error in time, never shown as whole."),
     "S12": Fault("The prompt is too long for the model", "Not asked again; the model for long prompts answers."),
     "S13": Fault("A content filter ends the answer", "Passed on as it is, and not tried elsewhere."),
-    "S15": Fault("Down for 60 s, then well", "Used again within 30 s.", LOAD),
+    "S15": Fault("Down for 60 s, then well", "Used again within 30 s."),
     "S16": Fault("The fallback has answered", "Answer, headers and accounts name the model that did."),
 }

@@ -163,6 +163,7 @@ def _replica_status(replica: Replica) -> dict[str, Any]:
         "engine": replica.engine,
         "state": replica.state.value,
         "reason": replica.details or replica.reason,
+        "standing": replica.standing.report(time.perf_counter()),
         "in_flight": replica.in_flight,
         "load": replica.load,
         "launched": replica.config.launch,

@@ -70,6 +70,7 @@ LABELS: Mapping[str, Label] = {
         4,
     ),
     "kind": Label("`prompt` or `completion`", 2),
+    "state": Label("`unloaded`, `starting`, `ready`, `unhealthy` or `failed`", 5),
     "reuse": Label("`hit`: read from the engine's prefix cache; `miss`: computed", 2),
 }
 
@@ -163,6 +164,15 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("goodgate_in_flight", "gauge", "Open generations.", _REPLICA),
     Metric("goodgate_replica_ready", "gauge", "1 if the replica can serve, be it after a load on demand.", _REPLICA),
+    Metric("goodgate_replica_state", "gauge", "1 for the state that the replica is in.", (*_REPLICA, "state")),
+    Metric(
+        "goodgate_replica_trust",
+        "gauge",
+        "How much of its traffic a replica keeps that is slower than its peers: 1 is all.",
+        _REPLICA,
+    ),
+    Metric("goodgate_replica_breaker", "gauge", "The replica's breaker: 0 closed, 1 half open, 2 open.", _REPLICA),
+    Metric("goodgate_replica_ejections", "counter", "Times that failures have ejected the replica.", _REPLICA),
     Metric(
         "goodgate_replica_restarts",
         "counter",

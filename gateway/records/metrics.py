@@ -14,6 +14,7 @@ dictionary, and only a scrape makes Prometheus' objects of it.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -110,6 +111,9 @@ class Metrics:
         for name, read in {
             "goodgate_in_flight": lambda replica: replica.in_flight,
             "goodgate_replica_ready": lambda replica: replica.is_ready or replica.state is State.UNLOADED,
+            "goodgate_replica_trust": lambda replica: replica.standing.trust(time.perf_counter()),
+            "goodgate_replica_breaker": lambda replica: replica.standing.breaker.position(time.perf_counter()),
+            "goodgate_replica_ejections": lambda replica: replica.standing.breaker.num_openings,
             "goodgate_replica_restarts": lambda replica: replica.num_restarts if replica.config.launch else None,
             "goodgate_engine_running": lambda replica: replica.load.running,
             "goodgate_engine_waiting": lambda replica: replica.load.waiting,
@@ -117,6 +121,7 @@ class Metrics:
             "goodgate_engine_prefix_hit_ratio": lambda replica: replica.load.prefix_hit_rate,
         }.items():
             self.watch(name, partial(_of_replicas, fleet, read))
+        self.watch("goodgate_replica_state", partial(_states, fleet))
 
 
 class Bounded:
@@ -215,6 +220,12 @@ def _of_replicas(fleet: Fleet, read: Callable[[Replica], float | None]) -> Itera
         value = read(replica)
         if value is not None:
             yield _labels(replica), value
+
+
+def _states(fleet: Fleet) -> Iterator[tuple[Values, float]]:
+    for replica in fleet.replicas:
+        for state in State:
+            yield (*_labels(replica), state.value), replica.state is state
 
 
 def _labels(replica: Replica) -> tuple[str, str, str]:

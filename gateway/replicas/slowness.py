@@ -1,11 +1,11 @@
 """How many times slower is a replica than the others? Pure: durations go in, a ratio comes out.
 
     tempo = Tempo()
-    tempo.note(0.4)                      # seconds: to a first token by the prompt's work, or for each later token
-    tempo.times(usual)                   # 8.1: so many times the usual
+    tempo.note(log(0.4), usual)          # of seconds: to a first token by the prompt's work, or for each later token
+    tempo.excess(usual)                  # 2.1, the logarithm of 8: so many times the usual
 
-Means are geometric and take one value for ten times the mean at most, so one odd request moves little, and it takes as
-long to be trusted again as it took to lose the trust.
+Everything here is a logarithm, so means are geometric. One value counts as ten times the mean at most: one odd request
+moves little, and it takes as long to be trusted again as it took to lose the trust.
 """
 
 from __future__ import annotations
@@ -19,49 +19,45 @@ MAX_STEP = log(10)
 
 
 class Tempo:
-    """The recent and the past mean, as logarithms; None until there is something to tell."""
+    """The recent and the past mean. Where nothing is usual, a replica is compared with its own past."""
 
-    __slots__ = ("_num", "past", "recent")
+    __slots__ = ("_num", "last_excess", "past", "recent")
 
     def __init__(self) -> None:
-        self.recent: float | None = None
+        self.recent = -inf
         self.past = 0.0
+        self.last_excess = 0.0  # as of the last value
         self._num = 0
 
     @property
     def seconds(self) -> float:
         """The recent mean; 0 until there is something to tell."""
-        return 0.0 if self.recent is None else exp(self.recent)
+        return exp(self.recent)
 
-    def note(self, seconds: float) -> None:
-        value = log(seconds)
+    @property
+    def is_known(self) -> bool:
+        return self._num > 0
+
+    def note(self, value: float, usual: float | None) -> None:
         self._num += 1
-        if self.recent is None:
+        if self._num == 1:
             self.recent = self.past = value
-            return
-        self.recent += NEW_WEIGHT * min(max(value - self.recent, -MAX_STEP), MAX_STEP)
-        self.past += max(PAST_WEIGHT, 1 / self._num) * (value - self.past)
+        else:
+            self.recent += NEW_WEIGHT * min(max(value - self.recent, -MAX_STEP), MAX_STEP)
+            self.past += max(PAST_WEIGHT, 1 / self._num) * (value - self.past)
+        self.last_excess = self.recent - (self.past if usual is None else usual)
 
-    def times(self, usual: float | None, at_least_s: float = 0.0) -> float:
-        """So many times the usual, or its own past where nothing is usual. Where a value is under way that will be
-        `at_least_s`, it counts already."""
-        recent = self.recent
-        if at_least_s:
-            recent = max(log(at_least_s), -inf if recent is None else recent)
-        if recent is None or (reference := self.reference(usual)) is None:
-            return 1.0
-        return exp(recent - reference)
-
-    def is_usual(self, seconds: float, usual: float | None, factor: float) -> bool:
-        reference = self.reference(usual)
-        return reference is None or log(seconds / factor) <= reference
-
-    def reference(self, usual: float | None) -> float | None:
-        return self.past if usual is None and self.recent is not None else usual
+    def excess(self, usual: float | None, at_least: float = -inf) -> float:
+        """How much the recent mean is above the usual. A value that is under way and will be `at_least` so much counts
+        already."""
+        recent = max(self.recent, at_least)
+        if usual is not None:
+            return recent - usual if recent > -inf else 0.0
+        return recent - self.past if self._num else 0.0
 
 
 def usual(tempos: Iterable[Tempo]) -> float | None:
     """What is usual among several: the lower of the two in the middle, so that of two the faster one sets it. None
     where fewer than two can be compared."""
-    known = sorted(tempo.recent for tempo in tempos if tempo.recent is not None)
+    known = sorted(tempo.recent for tempo in tempos if tempo.is_known)
     return known[(len(known) - 1) // 2] if len(known) > 1 else None

@@ -16,7 +16,9 @@ A request that waits for its first token tells of slowness before it has one, so
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from math import exp, inf, log
+
+from msgspec import Struct
 
 from adapters.errors import EngineError, GoodgateError, Overloaded, ToolCallInvalid
 from gateway.config import BreakerConfig, OutlierConfig
@@ -25,6 +27,7 @@ from gateway.replicas.breaker import Breaker
 from gateway.replicas.slowness import Tempo, usual
 
 BASE_WORK = 256  # tokens of prompt that cost as much as what every request costs
+USUAL_FOR_S = 0.1
 
 
 class Peers:
@@ -34,8 +37,11 @@ class Peers:
 
     def __init__(self, breaker: BreakerConfig, outliers: OutlierConfig, standings: Sequence[Standing]) -> None:
         self.breaker, self.outliers = breaker, outliers
+        self.factor = log(outliers.factor)
+        self.min_ttft_s, self.min_tpot_s = outliers.min_ttft_ms / 1000, outliers.min_tpot_ms / 1000
         self._standings = standings
-        self._usual: tuple[float | None, float | None] | None = None
+        self._usual: tuple[float | None, float | None] = None, None
+        self._usual_at = -inf
         for standing in standings:
             standing.join(self)
 
@@ -44,16 +50,20 @@ class Peers:
         num, num_out = len(self._standings), 1 + sum(each.is_out for each in self._standings if each is not standing)
         return num_out < num and num_out <= self.outliers.max_ejected * num
 
-    @property
-    def usual(self) -> tuple[float | None, float | None]:
-        """To the first token, and for a later one."""
-        if self._usual is None:
+    def usual(self, now: float) -> tuple[float | None, float | None]:
+        """To the first token, and for a later one; of a moment ago, for it is asked at every answer."""
+        if not 0 <= now - self._usual_at < USUAL_FOR_S:
             first = usual(each.to_first for each in self._standings)
             self._usual = first, usual(each.to_next for each in self._standings)
+            self._usual_at = now
         return self._usual
 
-    def tell_change(self) -> None:
-        self._usual = None
+
+class Report(Struct, frozen=True):
+    breaker: str  # closed, half_open or open
+    ejections: int
+    trust: float
+    left_out: str  # why it gets no requests, or few
 
 
 class Standing:
@@ -85,11 +95,11 @@ class Standing:
         """1 up to `factor` times the usual, `floor` from twice that on, and a straight line between. One that is slow
         has full trust for a moment every `probe_s`: the request that it gets then is its test."""
         waited = self._longest_wait(now)
-        if not self.was_slow and not waited:
+        if not self.was_slow and waited == -inf:
             return 1.0
         factor, floor = self._peers.outliers.factor, self._peers.outliers.floor
-        times = self._times_slower(waited)
-        if times <= factor or (now >= self._next_test and not waited):
+        times = self._times_slower(now, waited)
+        if times <= factor or (now >= self._next_test and waited == -inf):
             return 1.0
         return max(floor, 1 - (1 - floor) * (times - factor) / factor)
 
@@ -116,9 +126,14 @@ class Standing:
             until = f"for {left_s:.1f} s more" if left_s else "until its next request is answered"
             return f"Ejected {until}: {self.breaker.reason}"
         if (trust := self.trust(now)) < 1:
-            times = self._times_slower(self._longest_wait(now))
+            times = self._times_slower(now, self._longest_wait(now))
             return f"Trusted to {trust:.0%}: {times:.1f} times as slow as is usual."
         return ""
+
+    def report(self, now: float) -> Report:
+        """For operators."""
+        position = self.breaker.position(now)
+        return Report(position.name.lower(), self.breaker.num_openings, self.trust(now), self.why_left_out(now))
 
     @property
     def is_out(self) -> bool:
@@ -148,7 +163,7 @@ class Standing:
         """Counts against the replica only what is its fault: no refusal, no full queue, no client that leaves."""
         self._note_unanswered(attempt, now)
         if (seconds := attempt.token_time_s) is not None:
-            self._note(self.to_next, self._peers.usual[1], max(seconds, self._peers.outliers.min_tpot_ms / 1000), now)
+            self._note(self.to_next, self._peers.usual(now)[1], log(max(seconds, self._peers.min_tpot_s)), now)
         if attempt.outcome == "ok":
             self._answered(attempt.started, now)
             self.breaker.completed(attempt.started, now)
@@ -176,37 +191,35 @@ class Standing:
             self._aside_until = -inf
 
     def _note_first(self, seconds: float, work: int, now: float) -> None:
-        self._note(
-            self.to_first, self._peers.usual[0], max(seconds, self._peers.outliers.min_ttft_ms / 1000) / work, now
-        )
+        self._note(self.to_first, self._peers.usual(now)[0], log(max(seconds, self._peers.min_ttft_s) / work), now)
 
-    def _note(self, tempo: Tempo, usual: float | None, seconds: float, now: float) -> None:
+    def _note(self, tempo: Tempo, usual: float | None, value: float, now: float) -> None:
         """A slow answer puts off the next test; after one as fast as usual that may follow at once."""
-        factor = self._peers.outliers.factor
-        if not tempo.is_usual(seconds, usual, factor):
+        factor, was_excess = self._peers.factor, tempo.last_excess
+        tempo.note(value, usual)
+        if value - (tempo.past if usual is None else usual) > factor:
             self._next_test = now + self._peers.outliers.probe_s
-        elif tempo.times(usual) > factor:
+        elif was_excess > factor:
             self._next_test = -inf
-        tempo.note(seconds)
-        self._peers.tell_change()
-        self.was_slow = self._times_slower() > factor
+        self.was_slow = self.to_first.last_excess > factor or self.to_next.last_excess > factor
 
     def _note_unanswered(self, attempt: Attempt, now: float) -> None:
         """It ended while it waited for its first token. That it would have taken longer still is all that is known."""
         if (waiting := self._waiting.pop(id(attempt), None)) is None:
             return
         started, work = waiting
-        if self.to_first.times(self._peers.usual[0], (now - started) / work) > self._peers.outliers.factor:
+        waited = log(max(now - started, self._peers.min_ttft_s) / work)
+        if self.to_first.excess(self._peers.usual(now)[0], waited) > self._peers.factor:
             self._note_first(now - started, work, now)
 
     def _longest_wait(self, now: float) -> float:
-        """By its work, how long the oldest of those that wait has waited, and nothing else was answered; 0 while that
-        is not long enough to tell."""
+        """The logarithm of how long, by its work, the oldest of those that wait has waited while nothing else was
+        answered; as good as none while that is not long enough to tell."""
         for started, work in self._waiting.values():
             waited_s = now - max(started, self._answered_at)
-            return waited_s / work if waited_s > self._peers.outliers.min_ttft_ms / 1000 else 0.0
-        return 0.0
+            return log(waited_s / work) if waited_s > self._peers.min_ttft_s else -inf
+        return -inf
 
-    def _times_slower(self, waited: float = 0.0) -> float:
-        to_first, to_next = self._peers.usual
-        return max(self.to_first.times(to_first, waited), self.to_next.times(to_next))
+    def _times_slower(self, now: float, waited: float) -> float:
+        to_first, to_next = self._peers.usual(now)
+        return exp(min(max(self.to_first.excess(to_first, waited), self.to_next.excess(to_next)), 700))
