@@ -25,7 +25,7 @@ FAULT_MATRIX = {
     "F14": Fault("A client vanishes, in any phase", "The engine stops, and nothing is held for it any more.", LOAD),
     "F15": Fault("Bursts of 500, 502, 503, 429 and 529", "Retries keep to their budget, and to Retry-After."),
     "F17": Fault("All engines go down, and come back", "Fast 503s, few attempts, and use soon after."),
-    "F18": Fault("One engine is ten times slower", "It loses its traffic; the others' share is served in time.", LOAD),
+    "F18": Fault("One engine is ten times slower", "It loses its traffic; the others' share is served in time."),
     "F19": Fault("SIGTERM with open streams", "They finish within the limit, or are told; exit status 0."),
     "F20": Fault("The gateway is killed and starts again", "Records, keys and budgets are what they were."),
     "F21": Fault("A hundred reloads at load, some of bad files", "No request fails; a bad file changes nothing."),

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.config import HealthConfig
@@ -302,3 +303,68 @@ async def test_f28_a_name_that_does_not_resolve_is_a_clean_503_and_stops_nobody_
         assert time.perf_counter() - began < 0.25
     for status, body, _ in await asyncio.gather(*asking):
         assert (status, body["error"]["code"]) == (503, "engine_unavailable")
+
+
+# --------------------------------------------------------------------------------------------- engines that are slow
+
+
+async def test_a_frozen_engine_that_accepts_and_never_answers_loses_its_traffic_before_a_deadline_passes(
+    start: Start, engine_of: EngineOf
+) -> None:
+    engines = [await engine_of(ttft_ms=20, itl_ms=0, tokens=3) for _ in range(2)]
+    gateway = await start(
+        model(
+            *(each.replica(f"e{n}", first_token_timeout_s=PATIENCE_S) for n, each in enumerate(engines)),
+            routing="round_robin",
+        ),
+        health=QUICK,
+    )
+    for _ in range(6):
+        assert (await gateway.chat())[0] == 200
+    engines[0].signal(signal.SIGSTOP)
+    try:
+        victims = [asyncio.create_task(gateway.chat()) for _ in range(2)]  # one of them to each
+        await until(lambda: replica_of(gateway, "e0").standing.trust(time.perf_counter()) < 0.1, PATIENCE_S)
+        for _ in range(10):
+            assert (await gateway.chat())[2]["x-goodgate-replica"] == "e1"
+        await until(lambda: not replica_of(gateway, "e0").is_ready, PATIENCE_S)  # its health probe hangs as well
+    finally:
+        engines[0].signal(signal.SIGCONT)
+    assert [status for status, *_ in await asyncio.gather(*victims)] == [200, 200]
+    await until(lambda: replica_of(gateway, "e0").is_ready, PATIENCE_S)
+    names = [(await gateway.chat())[2]["x-goodgate-replica"] for _ in range(12)]
+    assert "e0" in names  # it comes back by itself
+
+
+@pytest.mark.replay("F18")
+async def test_f18_an_engine_ten_times_slower_loses_its_streams_and_the_other_serves_its_share(start: Start) -> None:
+    quick = {"ttft_ms": 200, "itl_ms": 10, "tokens": 5}
+    gateway = await start(model(fake("slow", **quick), fake("quick", **quick), routing="round_robin"))
+    slow = replica_of(gateway, "slow")
+    is_over = False
+
+    async def user() -> None:
+        while not is_over:
+            assert (await gateway.events())[-1] == "[DONE]"
+
+    async def given(seconds: float) -> dict[str, float]:
+        """How many streams each replica got a second."""
+        before = {name: await started_on(gateway, name) for name in ("slow", "quick")}
+        await asyncio.sleep(seconds)
+        return {name: (await started_on(gateway, name) - before[name]) / seconds for name in before}
+
+    users = [asyncio.create_task(user()) for _ in range(50)]
+    at_first = await given(1)
+    slow.adapter.options = msgspec.structs.replace(  # type: ignore[union-attr]
+        slow.started_adapter.options, ttft_ms=2000, itl_ms=100
+    )
+    slow_since = time.perf_counter()
+    await until(lambda: slow.standing.trust(time.perf_counter()) < 0.1, PATIENCE_S)
+    assert time.perf_counter() - slow_since < 2.5
+    await until(lambda: slow.in_flight <= 3, PATIENCE_S)  # users whom it still holds ask nobody else
+    afterwards = await given(1)
+    is_over = True
+    await asyncio.gather(*users)
+    assert at_first["slow"] > 0.8 * at_first["quick"]
+    assert afterwards["slow"] <= 0.15 * at_first["slow"]
+    assert afterwards["quick"] >= 0.8 * at_first["quick"]
