@@ -7,6 +7,7 @@ Every field and every question is passed on. What the engine behind the peer can
 - A peer that asks for keys sees one tenant in us, whoever our own are. With `tells_tenants` it learns which of them a
   request is for, by a header with his cache salt, and keeps them apart as far as its engines do. It takes that from
   callers with an admin's key, or where it asks for none; from anyone else it refuses it.
+- A peer whose engines are native ones can go on with an answer that another has begun (`continues: true`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ FIELDS = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
 
 class PeerOptions(HTTPOptions):
     tells_tenants: bool = False  # the peer is told by their cache salts which requests are of one tenant
+    continues: bool = False  # its engines tell token ids, and go on with what others have begun
 
 
 class Adapter(OpenAIHTTPAdapter[PeerOptions]):
@@ -42,10 +44,14 @@ class Adapter(OpenAIHTTPAdapter[PeerOptions]):
     token_prompts = True
     side_routes = msgspec.structs.replace(VLLM_ROUTES, version="")  # a gateway has engines, and no version of one
     dialect = Dialect(
-        parameters=frozenset(FIELDS - INFORMATIONAL - {"messages", "prompt"}), thought_field="reasoning_content"
+        parameters=frozenset(FIELDS - INFORMATIONAL - {"messages", "prompt", "continuation"}),
+        thought_field="reasoning_content",
     )
 
     def __init__(self, options: PeerOptions) -> None:
+        if options.continues:
+            with_ids = self.dialect.parameters | {"continuation"}
+            self.dialect = msgspec.structs.replace(self.dialect, parameters=with_ids)
         super().__init__(options)
         self.capabilities = msgspec.structs.replace(
             self.capabilities,

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
+import platform
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -53,10 +55,19 @@ from adapters.tools.tool_calls import (
     with_tool_calls,
     with_tools,
 )
-from adapters.types import ChatRequest, Chunk, GenerateRequest, TokenizeRequest, Tokens, Usage
+from adapters.types import (
+    ChatRequest,
+    Chunk,
+    Continuation,
+    GenerateRequest,
+    Progress,
+    TokenizeRequest,
+    Tokens,
+    Usage,
+)
 
 if TYPE_CHECKING:
-    from native_engine.async_engine import AsyncEngine, Delta
+    from native_engine.async_engine import AsyncEngine, Delta, Replay
     from native_engine.errors import EngineError as NativeError
     from native_engine.sampling_params import Grammar, SamplingParams
 
@@ -96,7 +107,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         parameters=frozenset(
             {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n", "seed"}
             | {"temperature", "top_p", "top_k", "min_p"}
-            | {"presence_penalty", "frequency_penalty", "repetition_penalty", "response_format"}
+            | {"presence_penalty", "frequency_penalty", "repetition_penalty", "response_format", "continuation"}
         ),
         tokenize=True,
         tokenize_chat=True,
@@ -112,6 +123,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         self._template: ChatTemplate | None = None
         self._tool_format: ToolFormat | None = None
         self._thinks_aloud = False
+        self._fingerprint = ""  # equal where the same prompt gives the same tokens
 
     @classmethod
     def launch_options(cls) -> type[NativeSettings]:
@@ -145,6 +157,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             raise not_installed(error) from error
         home = Path(self.options.home) if self.options.home else goodgate_home()
         path = _model_path(self.options.model, home)
+        self._fingerprint = _fingerprint(path, self.options.dtype)
         try:
             config = EngineConfig(**self._config_fields())
             return AsyncEngine.load(path, config, kernel_cache=_kernel_cache(home))
@@ -243,24 +256,29 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         try:
             prompt_ids = await self._encode(engine, request, pieces)
             _check_prompt(len(prompt_ids), request, engine.max_model_len)
+            teller = _teller(request, prompt_ids, self._fingerprint)
             streams = [
                 engine.generate(
                     prompt_ids,
                     params_of(request, index, grammar),
                     request_id=f"{request_id}/{index}",
                     cache_salt=request.salt,
+                    after=None if teller is None else teller.after,
                 )
                 for index in range(request.num_choices)
             ]
             async with contextlib.aclosing(interleaved(streams)) as deltas:
                 async for index, delta in deltas:
                     account.add(index, delta)
+                    if teller is not None:
+                        teller.add(delta.token_ids)
                     if delta.text or delta.finish_reason is not None:
                         yield Chunk(
                             index=index,
                             text=delta.text,
                             finish_reason=delta.finish_reason,
                             stop_string=delta.stop_string,
+                            progress=None if teller is None or delta.finish_reason else teller.progress(),
                         )
         except NativeError as error:
             raise _translated(error, request, has_begun=account.has_begun) from error
@@ -314,6 +332,41 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         hold = forced_call if offer.must_call else free_calls
         source = hold(offer, self._tool_format)
         return None if source is None else Grammar("lark", source)
+
+
+class _Teller:
+    """Tells the tokens of a generation that may have to be continued elsewhere."""
+
+    def __init__(self, fingerprint: str, after: Replay | None) -> None:
+        self.after = after
+        self._fingerprint = fingerprint
+        self._ids: list[int] = []
+
+    def add(self, ids: list[int]) -> None:
+        self._ids.extend(ids)
+
+    def progress(self) -> Progress:
+        ids, self._ids = self._ids, []
+        return Progress(ids, self._fingerprint)
+
+
+def _teller(request: GenerateRequest, prompt_ids: list[int], engine_fingerprint: str) -> _Teller | None:
+    """None where nobody asks. Refuses to go on with what another model, another build or another prompt has begun."""
+    from native_engine.async_engine import Replay
+
+    asked = request.continuation
+    if not isinstance(asked, Continuation):
+        return None
+    if request.num_choices > 1:
+        raise InvalidRequest("'continuation' is for one choice.", param="continuation")
+    fingerprint = hashlib.sha256(f"{engine_fingerprint} {prompt_ids}".encode()).hexdigest()[:32]
+    if not asked.ids:
+        return _Teller(fingerprint, None)
+    if asked.fingerprint != fingerprint:
+        raise InvalidRequest(
+            "'continuation' does not fit: another model, build or prompt has begun it.", param="continuation"
+        )
+    return _Teller(fingerprint, Replay(asked.ids, asked.num_chars))
 
 
 class _Account:
@@ -405,6 +458,22 @@ def _template_of(engine: AsyncEngine) -> ChatTemplate | None:
 
 def _model_path(model: str, home: Path) -> Path:
     return ModelStore(home).get(model).path if is_store_name(model) else Path(model).expanduser()
+
+
+def _fingerprint(path: Path, dtype: str | None) -> str:
+    """Of what decides a greedy token: the model's files by name and size, the numbers, the code and the processor."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
+    sizes = [(each.name, each.stat().st_size) for each in files if each.is_file()]
+    return f"{sizes} {dtype} {version('goodgate')} {platform.machine()} {_processor()}"
+
+
+def _processor() -> str:
+    """Its kind, which chooses the kernels: others may round in another way."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _kernel_cache(home: Path) -> Path | None:

@@ -54,6 +54,23 @@ class CacheSalt(str):
     __slots__ = ()
 
 
+class Continuation(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a generation that may have to be continued elsewhere, from one gateway to the next: tell with each piece the
+    tokens that it is made of; and where there are `ids`, go on after these, which have given so many characters."""
+
+    ids: list[Count] = []
+    num_chars: Count = 0
+    fingerprint: Annotated[str, Meta(max_length=128)] = ""
+
+
+class Progress(Struct, frozen=True):
+    """The tokens that have come since the piece before. The fingerprint is equal where the same prompt would give the
+    same tokens: of the model, its numbers, the code, and the prompt's own tokens."""
+
+    ids: list[int]
+    fingerprint: str
+
+
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
     text: Text
 
@@ -180,6 +197,7 @@ class GenerationFields(Struct, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | UnsetType | None = UNSET
     user: Label | UnsetType | None = UNSET
     cache_salt: CacheSalt | UnsetType = UNSET
+    continuation: Continuation | UnsetType = UNSET
 
     @property
     def salt(self) -> str | None:
@@ -386,6 +404,7 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     logprobs: Raw | None = None  # the shape of the route that was called, as JSON
     finish_reason: FinishReason | None = None
     stop_string: str | None = None  # the one that ended the choice, where the engine tells which it was
+    progress: Progress | None = None  # where `continuation` asks for it
     usage: Usage | None = None
 
 

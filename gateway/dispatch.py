@@ -19,22 +19,25 @@ ids of another would mean something else.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from adapters.base import EngineAdapter
-from adapters.errors import ContextLengthExceeded
+from adapters.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest
 from adapters.tools.strict import strict_tools
-from adapters.types import CacheSalt, GenerateRequest, Usage
+from adapters.types import CacheSalt, Continuation, GenerateRequest, Usage
 from gateway.admission.gate import Gates
 from gateway.admission.open_requests import OpenRequests
 from gateway.attempts.answer import Answer, Question
 from gateway.attempts.attempt import Attempts
+from gateway.attempts.continuation import can_continue, continued, with_progress
 from gateway.attempts.deadline import within
+from gateway.attempts.hedging import Hedges
 from gateway.attempts.retries import Retries
+from gateway.attempts.tries import CONTINUATION, Try
 from gateway.config import RetriesConfig
 from gateway.fan_out import fan_out
 from gateway.records.metrics import Metrics
@@ -42,7 +45,7 @@ from gateway.records.prefixes import PrefixWatch
 from gateway.records.trace import Trace
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.loader import Loader, OnLate
-from gateway.replicas.replica import ServedModel
+from gateway.replicas.replica import Replica, ServedModel
 from gateway.routing.ask import Ask
 from gateway.routing.asking import Asks
 from gateway.routing.prefix_index import PrefixIndex
@@ -85,6 +88,8 @@ class Dispatcher:
         self._router = Router(fleet, loader, gates, proofs, index)
         self._attempts = Attempts(fleet, gates, metrics, is_verbatim=is_verbatim)
         self._retries = Retries(retries, metrics)
+        self._hedges = Hedges(gates, metrics)
+        self._metrics = metrics
         self._prefixes = prefixes
 
     @asynccontextmanager
@@ -125,6 +130,8 @@ class Dispatcher:
     def _prepared(self, request: GenerateRequest, model: ServedModel, trace: Trace) -> GenerateRequest:
         """The request as replicas get it. Its `model` is then what a `*` in their own name for it stands for."""
         request = shaped(request, model.shape)
+        if isinstance(request.continuation, Continuation) and trace.caller is not None and not trace.caller.is_admin:
+            raise InvalidRequest("'continuation' is for gateways; leave it out.", param="continuation")
         changes: dict[str, str] = {}
         if (asked := self._fleet.passed_on(request.model)) != request.model:
             changes["model"] = asked
@@ -139,19 +146,23 @@ class Dispatcher:
         """The answer of the first replica that gives one: of the model's own, or of those of its fallbacks. A prompt
         that is too long for it goes to the models that are there for long ones."""
 
-        def check(adapter: EngineAdapter[Any]) -> None:
-            adapter.check_parameters(request)
-            if self._salts.is_required:
-                adapter.check_salt(request)
+        check = partial(self._check, request)
+        strict = await strict_tools(request)
+        telling = with_progress(model.config, request, strict)
 
-        attempt = partial(self._attempts.generate, trace, request, await strict_tools(request), ask)
+        def generate(replica: Replica, how: Try) -> Answering:
+            asked = request if telling is None or not can_continue(replica) else telling
+            return self._attempts.generate(trace, asked, strict, ask, replica, how)
+
+        attempt = self._hedges.hedged(model, check, generate)
 
         async def first_answer(chain: Sequence[ServedModel]) -> Answer:
             route = partial(self._router.route, chain, check, trace, ask, on_late)
-            return await self._retries.first_answer(stack, route, attempt, model.config.max_attempts)
+            return await self._retries.first_answer(held, route, attempt, model.config.max_attempts)
 
         async with within(model.config.total_timeout_s), AsyncExitStack() as stack:
             stack.enter_context(self._retries.request())
+            held = await stack.enter_async_context(AsyncExitStack())
             try:
                 answer = await first_answer([model, *self._models(model.config.fallbacks, trace)])
             except ContextLengthExceeded:
@@ -159,7 +170,30 @@ class Dispatcher:
                 if not longer:
                     raise
                 answer = await first_answer(longer)
+            if telling is not None:
+                resume = partial(self._resumed, model, trace, ask)
+                note = partial(self._metrics.add, "goodgate_continuations", model.name)
+                answer = await continued(stack, held.pop_all(), answer, telling, resume, note)
             yield answer
+
+    @asynccontextmanager
+    async def _resumed(
+        self, model: ServedModel, trace: Trace, ask: Ask, broken: Answer, rest: GenerateRequest
+    ) -> AsyncIterator[Answer]:
+        """The rest of an answer, by another replica than the one that broke off."""
+        async with aclosing(self._router.route([model], partial(self._check, rest), trace, ask)) as replicas:
+            async for replica in replicas:
+                if replica is not broken.by:
+                    how = Try(why=CONTINUATION)
+                    async with self._attempts.generate(trace, rest, None, ask, replica, how) as answer:
+                        yield answer
+                        return
+        raise EngineUnavailable("No other replica could go on with the answer.")
+
+    def _check(self, request: GenerateRequest, adapter: EngineAdapter[Any]) -> None:
+        adapter.check_parameters(request)
+        if self._salts.is_required:
+            adapter.check_salt(request)
 
     def _models(self, names: Sequence[str], trace: Trace) -> list[ServedModel]:
         """Those of the models that the caller may use."""

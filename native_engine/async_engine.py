@@ -28,7 +28,7 @@ from typing import Literal, Self
 from native_engine.config import EngineConfig
 from native_engine.detokenizer import OutputText
 from native_engine.engine import Stats, StepOutput
-from native_engine.errors import EngineError, EngineStopped, GrammarFailed
+from native_engine.errors import EngineError, EngineStopped, GrammarFailed, InvalidParams
 from native_engine.loading import LoadedModel, load
 from native_engine.sampling_params import Grammar, SamplingParams
 from native_engine.sequence import Matcher
@@ -50,6 +50,14 @@ class Delta:
     stop_string: str | None = None  # the one that ended it
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a request has generated already, and how many characters of text that had given."""
+
+    ids: list[int]
+    num_chars: int
+
+
 @dataclass(eq=False, slots=True)
 class _Stream:
     """One request, between the engine thread that fills `news` and the event loop that reads it."""
@@ -62,7 +70,8 @@ class _Stream:
     text: OutputText
     loop: asyncio.AbstractEventLoop
     news: asyncio.Queue[Delta | EngineError]
-    num_output_tokens: int = 0
+    num_output_tokens: int = 0  # those that it goes on after count too
+    num_replayed: int = 0  # and are the end of the prompt that the engine sees
 
     def take(self, output: StepOutput) -> Delta:
         """Turn a step's tokens into text. The token that ended a request is counted, but is not part of its text."""
@@ -80,9 +89,9 @@ class _Stream:
             token_ids=output.token_ids,
             finish_reason=reason,
             stop_string=piece.stop,
-            num_prompt_tokens=output.num_prompt_tokens,
+            num_prompt_tokens=output.num_prompt_tokens - self.num_replayed,
             num_output_tokens=self.num_output_tokens,
-            num_cached_tokens=output.num_cached_tokens,
+            num_cached_tokens=min(output.num_cached_tokens, output.num_prompt_tokens - self.num_replayed),
         )
 
 
@@ -163,22 +172,36 @@ class AsyncEngine:
     # --- requests, from any event loop
 
     async def generate(
-        self, prompt_ids: list[int], params: SamplingParams, *, request_id: str, cache_salt: str | None = None
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        cache_salt: str | None = None,
+        after: Replay | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Deltas until one has a finish reason.
+        """Deltas until one has a finish reason. With `after` they are those that follow what has been generated before,
+        here or elsewhere; the counts are those of the whole.
 
         Raises `PromptTooLong`, `InvalidParams` or `EngineStopped`, and `GrammarFailed` in the middle of a text.
         """
         matcher = None if params.grammar is None else await self._matcher(params.grammar)
+        text = OutputText(self._tokenizer.token_bytes, params)
+        if after is not None:
+            _replay(after, text, params)
+            prompt_ids, params = [*prompt_ids, *after.ids], params.after(len(after.ids))
+        num_replayed = 0 if after is None else len(after.ids)
         stream = _Stream(
             request_id,
             prompt_ids,
             params,
             cache_salt,
             matcher,
-            OutputText(self._tokenizer.token_bytes, params),
+            text,
             asyncio.get_running_loop(),
             asyncio.Queue(),
+            num_output_tokens=num_replayed,
+            num_replayed=num_replayed,
         )
         self._send(_Add(stream))
         is_over = False
@@ -318,6 +341,16 @@ class AsyncEngine:
         streams = [*self._streams.values(), *pending]
         self._streams.clear()
         self._deliver([(stream, reason) for stream in streams])
+
+
+def _replay(after: Replay, text: OutputText, params: SamplingParams) -> None:
+    """Brings the text to where it was: half a character and the possible start of a stop string are held back again.
+    Only what the tokens alone decide can be gone on with exactly."""
+    if not params.is_greedy or params.has_penalties or params.grammar is not None:
+        raise InvalidParams("continuation needs a temperature of 0, no penalties and no response_format.")
+    piece = text.feed(after.ids)
+    if piece.stop is not None or len(piece.text) != after.num_chars:
+        raise InvalidParams("continuation does not fit: its ids give another text here.")
 
 
 def _put_all(items: list[tuple[_Stream, Delta | EngineError]]) -> None:

@@ -10,7 +10,7 @@ native_engine.errors.InvalidParams: top_p must be above 0 and at most 1, not 1.5
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from native_engine.errors import InvalidParams
@@ -66,6 +66,18 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature < COLDEST
+
+    @property
+    def has_penalties(self) -> bool:
+        """The tokens so far change the next one's chances."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    def after(self, num_tokens: int) -> SamplingParams:
+        """For the rest of a request that has so many tokens already."""
+        if self.max_tokens is not None and num_tokens >= self.max_tokens:
+            raise InvalidParams("continuation has no token left to generate.")
+        rest = None if self.max_tokens is None else self.max_tokens - num_tokens
+        return replace(self, max_tokens=rest, min_tokens=max(self.min_tokens - num_tokens, 0))
 
 
 def _check(name: str, value: object, ok: bool, wanted: str) -> None:

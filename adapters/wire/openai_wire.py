@@ -32,6 +32,7 @@ from adapters.types import (
     FinishReason,
     GenerateRequest,
     Message,
+    Progress,
     Route,
     Usage,
     route_of,
@@ -158,6 +159,7 @@ class _Choice(Struct, gc=False):
     finish_reason: str | None = None
     stop_reason: Any = None  # vLLM: the stop string, or the id of a token
     matched_stop: Any = None  # the same in SGLang
+    progress: Progress | None = None  # from another Goodgate, where `continuation` asks for it
 
     @property
     def stop_string(self) -> str | None:
@@ -322,6 +324,7 @@ class StreamReader:
             logprobs=logprobs,
             finish_reason=reason,
             stop_string=choice.stop_string if reason is not None else None,
+            progress=choice.progress,
         )
 
     def _tool_calls(self, calls: ToolDeltas, raw: Raw, *, is_last: bool) -> Raw | None:

@@ -15,6 +15,7 @@ from adapters.base import EngineAdapter
 from adapters.errors import StreamInterrupted
 from adapters.types import Chunk, Usage
 from gateway.records.trace import Trace
+from gateway.replicas.replica import Replica
 from gateway.routing.router import Check
 
 T = TypeVar("T")
@@ -38,9 +39,16 @@ class Answer:
     """A generation under way. Iterating gives its chunks; `account` is told the usage when it comes by."""
 
     def __init__(
-        self, model: str, first: Chunk, rest: AsyncGenerator[Chunk, None], account: Callable[[Usage], None]
+        self,
+        model: str,
+        first: Chunk,
+        rest: AsyncGenerator[Chunk, None],
+        account: Callable[[Usage], None],
+        *,
+        by: Replica | None = None,
     ) -> None:
         self.model = model
+        self.by = by  # the replica that answers, where it is one
         self.account = account
         self._first: Chunk | None = first
         self._rest = rest

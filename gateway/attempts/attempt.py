@@ -58,7 +58,7 @@ class Attempts:
             rest = chunks if request.is_stream else await read_whole(first, chunks, request.num_choices, trace)
             attempt.num_choices = request.num_choices
             attempt.is_stream = request.is_stream
-            answer = Answer(replica.model, first, rest, partial(self._account, replica, trace, attempt))
+            answer = Answer(replica.model, first, rest, partial(self._account, replica, trace, attempt), by=replica)
             try:
                 yield answer
             finally:

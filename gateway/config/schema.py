@@ -218,6 +218,14 @@ class RetriesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_wait_s: Annotated[float, Meta(ge=0, le=120)] = 5
 
 
+class HedgeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a second replica is asked though the first has not failed: milliseconds without a first token, or the 95th
+    percentile of the last ones; and the share of the requests for which that may happen."""
+
+    after: Literal["p95"] | Annotated[float, Meta(gt=0, le=600_000)] = "p95"
+    budget: Annotated[float, Meta(gt=0, le=1)] = 0.05
+
+
 class NamedConfig(Rules, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What clients can ask for by a name: which names those are, what holds for the requests, and who answers if the
     first choice cannot. Aliases may be patterns."""
@@ -228,6 +236,8 @@ class NamedConfig(Rules, frozen=True, kw_only=True, forbid_unknown_fields=True):
     context_fallbacks: tuple[Name, ...] = ()
     max_attempts: Annotated[int, Meta(ge=1, le=10)] = 3
     total_timeout_s: Seconds | None = None
+    hedge: HedgeConfig | None = None
+    continuation: bool = False
     slo: SloConfig = SloConfig()
     admission: AdmissionConfig | None = None
 

@@ -89,6 +89,9 @@ class Events(ABC):
         pieces = b""
         if chunk.text or chunk.reasoning or chunk.tool_calls is not None or chunk.logprobs is not None:
             pieces = self._piece(chunk)
+            if chunk.progress is not None:
+                prefix = self._prefix(chunk.index)
+                pieces = prefix + b'"progress":' + _encode(chunk.progress) + b"," + pieces.removeprefix(prefix)
         if chunk.finish_reason is None:
             return pieces
         if chunk.index not in self._unfinished:

@@ -59,6 +59,7 @@ LABELS: Mapping[str, Label] = {
     "code": Label("the codes of the gateway's errors ([docs/api.md](api.md)); an engine's own never get here", 100),
     "decision": Label("`refused` or `allowed`", 2),
     "outcome": Label("`ok`, `cancelled`, `lost` (to a hedge), or the code of the error that ended the attempt", 100),
+    "winner": Label("`first`, or `hedge`: the second replica", 2),
     "tenant": Label("the tenants of the API keys; `anonymous` where no key is asked for", 200),
     "verdict": Label("`applied`, `unchanged` or `refused`", 3),
     "result": Label("`sent`, `failed` (the collector took them not) or `dropped` (too many waited)", 3),
@@ -102,6 +103,18 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Retries that were not made because the budget for them was spent.",
         ("model",),
+    ),
+    Metric(
+        "goodgate_hedges",
+        "counter",
+        "Requests for which a second replica was asked, by who answered.",
+        ("model", "winner"),
+    ),
+    Metric(
+        "goodgate_continuations",
+        "counter",
+        "Streams that broke off and could be continued: `ok`, or why another replica did not go on.",
+        ("model", "outcome"),
     ),
     Metric(
         "goodgate_time_to_first_token_seconds",

@@ -474,8 +474,9 @@ class Fleet:
             return adapter(replica.options)
         options = replica.config.options
         if "url" not in adapter.Options.__struct_fields__:
+            continues = "continuation" in adapter.capabilities.parameters
             adapter = self._find_adapter(LAUNCHED_SPEAKS)
-            options = {**options, "tells_tenants": True}
+            options = {**options, "tells_tenants": True, "continues": continues}
         return adapter(
             msgspec.convert(launched_options(adapter.Options, replica.process.url, options), adapter.Options)
         )

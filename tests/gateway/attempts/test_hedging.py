@@ -1,0 +1,167 @@
+"""A second replica is asked when the first is late; the slower one is ended, whatever happens to the request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.attempts.hedge_timing import NUM_NEEDED, HedgeTiming
+from gateway.config import HedgeConfig
+from tests.gateway.rig import HELLO, Gateway, Reply, Script, Start, Upstream, model, until
+
+UpstreamOf = Callable[[Script], Awaitable[Upstream]]
+HEDGE = {"after": 50, "budget": 1.0}
+
+
+async def whole(reply: Reply) -> None:
+    await reply.answer("a", "b")
+
+
+async def silent(reply: Reply) -> None:
+    await reply.begin()
+    await reply.until_left()
+
+
+async def failing_late(reply: Reply) -> None:
+    await asyncio.sleep(0.15)
+    await reply.status(500, b'{"error":{"message":"no"}}', "Connection: close")
+
+
+def pair(first: Upstream, second: Upstream, **fields: Any) -> dict[str, Any]:
+    return model(first.replica("a"), second.replica("b"), routing="round_robin", **{"hedge": HEDGE, **fields})
+
+
+async def samples(gateway: Gateway, series: str) -> dict[str, float]:
+    async with gateway.client.get(f"{gateway.url}/metrics") as response:
+        text = await response.text()
+    return {label: float(value) for label, value in re.findall(rf"^{series} (\S+)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_replica_that_is_late_loses_to_another_and_its_connection_is_closed(
+    start: Start, upstream_of: UpstreamOf, is_stream: bool
+) -> None:
+    slow, good = await upstream_of(silent), await upstream_of(whole)
+    gateway = await start(pair(slow, good))
+    async with gateway.client.post(
+        f"{gateway.url}/v1/chat/completions", json={**HELLO, "stream": is_stream}
+    ) as response:
+        assert (response.status, response.headers["x-goodgate-replica"]) == (200, "b")
+        await response.read()
+    await until(lambda: slow.num_closed == 1)
+    assert (slow.num_generations, good.num_generations) == (1, 1)
+    assert await samples(gateway, r'goodgate_hedges_total\{model="m",winner="(\w+)"\}') == {"hedge": 1}
+    assert await samples(gateway, r'goodgate_attempts_total\{.*outcome="(\w+)".*\}') == {"ok": 1, "lost": 1}
+    assert await samples(gateway, r'goodgate_in_flight\{.*replica="(\w)"\}') == {"a": 0, "b": 0}
+
+
+async def test_a_first_replica_that_answers_after_all_wins_and_the_hedge_is_closed(
+    start: Start, upstream_of: UpstreamOf
+) -> None:
+    async def late(reply: Reply) -> None:
+        await asyncio.sleep(0.2)
+        await reply.answer("a", "b")
+
+    first, second = await upstream_of(late), await upstream_of(silent)
+    gateway = await start(pair(first, second))
+    status, _, headers = await gateway.chat()
+    assert (status, headers["x-goodgate-replica"]) == (200, "a")
+    await until(lambda: second.num_closed == 1)
+
+
+async def test_it_is_off_unless_a_model_asks_for_it(start: Start, upstream_of: UpstreamOf) -> None:
+    async def late(reply: Reply) -> None:
+        await asyncio.sleep(0.2)
+        await reply.answer("a", "b")
+
+    first, second = await upstream_of(late), await upstream_of(whole)
+    gateway = await start(pair(first, second, hedge=None))
+    assert (await gateway.chat())[2]["x-goodgate-replica"] == "a"
+    assert second.num_generations == 0
+
+
+async def test_a_client_that_leaves_during_the_race_ends_both(start: Start, upstream_of: UpstreamOf) -> None:
+    first, second = await upstream_of(silent), await upstream_of(silent)
+    gateway = await start(pair(first, second))
+    request = asyncio.ensure_future(gateway.chat())
+    await until(lambda: second.num_generations == 1)
+    request.cancel()
+    await until(lambda: (first.num_closed, second.num_closed) == (1, 1))
+    await until(lambda: gateway.open_requests.in_flight == 0)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_where_both_fail_the_client_is_told_once(start: Start, upstream_of: UpstreamOf, is_stream: bool) -> None:
+    first, second = await upstream_of(failing_late), await upstream_of(failing_late)
+    gateway = await start(pair(first, second, max_attempts=1))
+    status, body, _ = await gateway.chat(stream=is_stream)
+    assert (status, body["error"]["code"]) == (502, "engine_failed")
+    assert (first.num_generations, second.num_generations) == (1, 1)
+
+
+async def test_a_loser_that_fails_late_changes_nothing(start: Start, upstream_of: UpstreamOf) -> None:
+    first, second = await upstream_of(failing_late), await upstream_of(whole)
+    gateway = await start(pair(first, second))
+    assert (await gateway.events())[-1] == "[DONE]"
+    await asyncio.sleep(0.2)
+    assert await samples(gateway, r'goodgate_attempts_total\{.*outcome="(\w+)".*\}') == {"ok": 1, "lost": 1}
+
+
+async def test_an_answer_that_breaks_after_a_won_race_is_told(start: Start, upstream_of: UpstreamOf) -> None:
+    async def half(reply: Reply) -> None:
+        await reply.begin()
+        await reply.piece("half")
+        await asyncio.sleep(0.05)
+        reply.reset()
+
+    slow, bad = await upstream_of(silent), await upstream_of(half)
+    gateway = await start(pair(slow, bad))
+    events = await gateway.events()
+    assert json.loads(events[-1])["error"]["code"] == "stream_interrupted"
+    outcomes = await samples(gateway, r'goodgate_attempts_total\{.*outcome="(\w+)".*\}')
+    assert outcomes == {"lost": 1, "stream_interrupted": 1}
+
+
+async def test_extra_load_keeps_to_its_share(start: Start, upstream_of: UpstreamOf) -> None:
+    async def late(reply: Reply) -> None:
+        await asyncio.sleep(0.15)
+        await reply.answer("a", "b")
+
+    first, second = await upstream_of(late), await upstream_of(late)
+    gateway = await start(pair(first, second, hedge={"after": 20, "budget": 0.1}))
+    await asyncio.gather(*(gateway.chat() for _ in range(30)))
+    assert 30 < first.num_generations + second.num_generations <= 33
+
+
+def test_the_delay_is_what_nearly_all_first_tokens_took() -> None:
+    timing = HedgeTiming(HedgeConfig())
+    for number in range(NUM_NEEDED - 1):
+        timing.answered(number / 100)
+    assert timing.delay_s() is None  # too little is known
+    timing.answered(5.0)
+    assert timing.delay_s() == 5.0
+    for _ in range(200):
+        timing.answered(0.1)
+    assert timing.delay_s() == 0.1  # what is long ago is forgotten
+
+
+@given(st.floats(0.01, 1), st.lists(st.floats(0, 30), min_size=1, max_size=200))
+def test_hedges_are_a_share_of_what_is_recent(budget: float, times: list[float]) -> None:
+    timing = HedgeTiming(HedgeConfig(budget=budget))
+    hedged: list[float] = []
+    begun: list[float] = []
+    for now in sorted(times):
+        timing.opened(now)
+        begun.append(now)
+        if timing.may_hedge(now):
+            timing.hedged(now)
+            hedged.append(now)
+        recent = [at for at in begun if at > now - 10]
+        assert len([at for at in hedged if at > now - 9]) <= max(1, budget * (len(recent) + len(begun)))
