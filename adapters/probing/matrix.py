@@ -116,9 +116,9 @@ PARAMETERS = {
 
 
 def request_fields() -> frozenset[str]:
-    """The fields of a request that ask an engine for something, prompt and messages aside."""
+    """The fields that a client may ask an engine for something with, prompt and messages aside."""
     fields = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
-    return frozenset(fields - INFORMATIONAL - {"messages", "prompt"})
+    return frozenset(fields - INFORMATIONAL - {"messages", "prompt", "continuation"})
 
 
 def groups() -> Iterator[tuple[str, list[Row]]]:
