@@ -437,7 +437,7 @@ def _check_prompt(num_prompt_tokens: int, request: GenerateRequest, max_model_le
 
 def _translated(error: NativeError, request: GenerateRequest, *, has_begun: bool) -> GoodgateError:
     """Our error for one of the engine's. Its messages about a parameter begin with the name."""
-    from native_engine.errors import GrammarFailed, InvalidParams, PromptTooLong
+    from native_engine.errors import GrammarFailed, InvalidParams, PromptTooLong, StepFailed
 
     if isinstance(error, PromptTooLong):
         return ContextLengthExceeded(str(error), param=_prompt_field(request))
@@ -445,7 +445,7 @@ def _translated(error: NativeError, request: GenerateRequest, *, has_begun: bool
         name, _, fault = str(error).partition(" ")
         name = {"prompt_ids": _prompt_field(request), "grammar": _grammar_field(request)}.get(name, name)
         return InvalidRequest(f"{name} {fault}", param=name)
-    if isinstance(error, GrammarFailed) and not has_begun:
+    if isinstance(error, GrammarFailed | StepFailed) and not has_begun:
         return EngineFailed(str(error))
     return StreamInterrupted(str(error)) if has_begun else EngineUnavailable(str(error))
 

@@ -7,8 +7,9 @@
 
 The thread owns the engine. Others leave commands in a queue, and the thread takes them between two steps. After a
 step it hands each event loop all its news in one call. Closing the iterator ends the request in the engine before its
-next step. When the thread ends, by `close` or by an error, every request that is open fails with `EngineStopped`;
-nothing waits for ever.
+next step. A step that cannot be computed, for want of memory for one, fails those who had a part in it with
+`StepFailed`, and the thread goes on. When it ends, by `close` or by a fault of its own, every request that is open
+fails with `EngineStopped`; nothing waits for ever.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Literal, Self
 from native_engine.config import EngineConfig
 from native_engine.detokenizer import OutputText
 from native_engine.engine import Stats, StepOutput
-from native_engine.errors import EngineError, EngineStopped, GrammarFailed, InvalidParams
+from native_engine.errors import EngineError, EngineStopped, GrammarFailed, InvalidParams, StepFailed
 from native_engine.loading import LoadedModel, load
 from native_engine.sampling_params import Grammar, SamplingParams
 from native_engine.sequence import Matcher
@@ -183,7 +184,8 @@ class AsyncEngine:
         """Deltas until one has a finish reason. With `after` they are those that follow what has been generated before,
         here or elsewhere; the counts are those of the whole.
 
-        Raises `PromptTooLong`, `InvalidParams` or `EngineStopped`, and `GrammarFailed` in the middle of a text.
+        Raises `PromptTooLong`, `InvalidParams` or `EngineStopped`, and `GrammarFailed` or `StepFailed` in the middle
+        of a text.
         """
         matcher = None if params.grammar is None else await self._matcher(params.grammar)
         text = OutputText(self._tokenizer.token_bytes, params)
@@ -305,7 +307,13 @@ class AsyncEngine:
 
     def _step(self) -> None:
         news: list[tuple[_Stream, Delta | EngineError]] = []
-        for output in self._engine.step():
+        try:
+            outputs = self._engine.step()
+        except StepFailed as failure:
+            logger.exception("A step of the engine failed.")
+            self._fail(failure)
+            return
+        for output in outputs:
             stream = self._streams[output.request_id]
             if output.finish_reason == "error":
                 del self._streams[stream.request_id]
@@ -319,6 +327,14 @@ class AsyncEngine:
                     self._engine.abort(stream.request_id)
         self._stats = self._engine.stats()
         self._deliver(news)
+
+    def _fail(self, failure: StepFailed) -> None:
+        """Those who had a part in it: which of them was too much, nobody knows."""
+        streams = [self._streams.pop(request_id) for request_id in failure.request_ids if request_id in self._streams]
+        for request_id in failure.request_ids:
+            self._engine.abort(request_id)
+        self._stats = self._engine.stats()
+        self._deliver([(stream, failure) for stream in streams])
 
     def _deliver(self, news: list[tuple[_Stream, Delta | EngineError]]) -> None:
         """One call per event loop and step. A loop that was closed takes its requests with it."""

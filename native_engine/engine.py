@@ -21,7 +21,7 @@ from typing import Protocol
 
 from native_engine.blocks import BlockPool
 from native_engine.config import SchedulerConfig
-from native_engine.errors import InvalidParams
+from native_engine.errors import InvalidParams, StepFailed
 from native_engine.sampling_params import SamplingParams
 from native_engine.scheduler import Scheduler
 from native_engine.sequence import CacheKey, FinishReason, Matcher, Sequence, Status
@@ -121,16 +121,17 @@ class Engine:
         return self._scheduler.abort(request_id) is not None
 
     def step(self) -> list[StepOutput]:
-        """Compute one step. When the runner fails, the step is taken back before its error goes on to the caller."""
+        """Compute one step. Where the runner fails, the step is taken back, and `StepFailed` names who was in it: they
+        can be aborted, or be in the next step again."""
         plan = self._scheduler.plan()
         if plan is None:
             return []
         started = self._clock()
         try:
             sampled = self._runner.run(plan)
-        except BaseException:
+        except Exception as error:
             self._scheduler.rollback(plan)
-            raise
+            raise StepFailed([chunk.sequence.request_id for chunk in plan.chunks]) from error
         self._scheduler.commit(plan, sampled)
         self._last_step_s = self._clock() - started
         return [

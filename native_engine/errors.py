@@ -4,6 +4,7 @@
     |-- PromptTooLong     the prompt fits neither the model's context nor the KV pool; refused at `add`, never later
     |-- InvalidParams     a field is out of range (also a ValueError); the message names the field and the range
     |-- GrammarFailed     a text that a grammar holds cannot go on; the request ends with this error
+    |-- StepFailed        a step could not be computed: those who had a part in it fail, the engine goes on
     |-- EngineStopped     the engine was closed, or its thread died; nothing is generated any more
     `-- InvariantBroken   the engine's own book-keeping contradicts itself: a bug here, never the caller's fault
 
@@ -33,6 +34,14 @@ class InvalidParams(EngineError, ValueError):
 
 class GrammarFailed(EngineError):
     pass
+
+
+class StepFailed(EngineError):
+    """Its cause may tell of this machine, so it is for the log."""
+
+    def __init__(self, request_ids: list[str]) -> None:
+        super().__init__("The native engine failed in a step; its log says why.")
+        self.request_ids = request_ids
 
 
 class EngineStopped(EngineError):

@@ -19,8 +19,8 @@ FAULT_MATRIX = {
     "F06": Fault("An engine is killed amid an answer", "A visible error, or the exact continuation."),
     "F07": Fault("A reset inside a chunk", "A visible error; no part of an event is sent as a whole one."),
     "F08": Fault("A stream ends without `[DONE]`", "It counts as truncated, never as success."),
-    "F10": Fault("Two events in one piece, a character in two", "Events and text are those of the engine.", LOAD),
-    "F11": Fault("A line that is no SSE or no JSON", "An error in the stream; the gateway goes on.", LOAD),
+    "F10": Fault("Two events in one piece, a character in two", "Events and text are those of the engine."),
+    "F11": Fault("A line that is no SSE or no JSON", "An error in the stream; the gateway goes on."),
     "F13": Fault("A client reads a kilobyte a second, or nothing", "Others notice nothing; it is cut off in time."),
     "F14": Fault("A client vanishes, in any phase", "The engine stops, and nothing is held for it any more.", LOAD),
     "F15": Fault("Bursts of 500, 502, 503, 429 and 529", "Retries keep to their budget, and to Retry-After."),
@@ -34,8 +34,8 @@ FAULT_MATRIX = {
     "F25": Fault("No file descriptor is left", "New requests are refused; open streams go on.", LOAD),
     "F27": Fault("The event loop stands still for two seconds", "It is seen, load is shed, no timeout follows.", LOAD),
     "F28": Fault("An engine's name does not resolve", "A clean 503, or another engine; the loop goes on."),
-    "F29": Fault("An event of more than 10 MB", "An error in the stream; memory stays bounded.", LOAD),
-    "F30": Fault("The native engine fails in a step", "One request fails, and the next is served.", LOAD),
+    "F29": Fault("An event of more than 10 MB", "An error in the stream; memory stays bounded."),
+    "F30": Fault("The native engine fails in a step", "Those in the step fail, and the next is served."),
 }
 
 SCENARIOS = {

@@ -47,8 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def gateway(start: Start, folder: Path, tmp_path: Path) -> Gateway:
-    options = {"model": str(folder), "home": str(tmp_path), "kv_cache_mib": 32, "num_threads": 1}
+async def gateway(start: Start, folder: Path, native_home: Path) -> Gateway:
+    options = {"model": str(folder), "home": str(native_home), "kv_cache_mib": 32, "num_threads": 1}
     return await start(model({"engine": "native", "options": options}))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from native_engine.async_engine import AsyncEngine, Delta
 from native_engine.config import EngineConfig
-from native_engine.errors import EngineStopped, InvalidParams, PromptTooLong
+from native_engine.errors import EngineStopped, InvalidParams, PromptTooLong, StepFailed
 from native_engine.gguf import BadModelFile
 from native_engine.loading import LoadedModel, load
 from native_engine.sampling_params import SamplingParams
@@ -141,30 +141,68 @@ async def test_an_id_in_use_is_refused_and_the_first_request_goes_on(engine: Asy
     assert len(joined(deltas)[1]) == 24
 
 
+def after_steps(runner: Any, num_steps: int, instead: Callable[[Any], Any], *, times: int = 10**9) -> None:
+    """Have the runner do something else, so often, once it has made so many steps."""
+    num_run, run = 0, runner.run
+
+    def run_or_not(plan: Any) -> Any:
+        nonlocal num_run
+        num_run += 1
+        return instead(plan) if num_steps < num_run <= num_steps + times else run(plan)
+
+    runner.run = run_or_not
+
+
+def no_room(plan: Any) -> Any:
+    raise MemoryError("no room for the step")
+
+
+@pytest.mark.parametrize("num_steps", [0, 3])
+async def test_a_step_that_fails_takes_those_in_it_and_the_engine_goes_on(
+    loaded: LoadedModel, caplog: pytest.LogCaptureFixture, num_steps: int
+) -> None:
+    engine = AsyncEngine(lambda: loaded)
+    whole = await collect(engine, PROMPT, GREEDY, "before")
+    after_steps(loaded.engine._runner, num_steps, no_room, times=1)
+    with pytest.raises(StepFailed, match="its log says why"):
+        await collect(engine, PROMPT, GREEDY, "a")
+    await until_running(engine, 0)
+    assert engine.stats().kv_blocks_used == 0
+    loaded.engine.check()
+    assert engine.is_running
+    assert joined(await collect(engine, PROMPT, GREEDY, "a")) == joined(whole)
+    assert caplog.text.count("A step of the engine failed.") == 1
+    assert "no room for the step" in caplog.text
+    engine.close()
+
+
+async def test_who_waits_while_a_step_fails_is_served_by_the_next_one(folder: Path, kernel_cache: Path) -> None:
+    loaded = load(folder, dataclasses.replace(ENGINE_CONFIG, max_num_seqs=1), kernel_cache=kernel_cache)
+    after_steps(loaded.engine._runner, 3, no_room, times=1)
+    engine = AsyncEngine(lambda: loaded)
+    first, second = await asyncio.gather(
+        *(collect(engine, PROMPT, GREEDY, name) for name in ("a", "b")), return_exceptions=True
+    )
+    assert isinstance(first, StepFailed)
+    assert isinstance(second, list)
+    assert len(joined(second)[1]) == 24
+    engine.close()
+
+
 async def test_when_the_engine_thread_dies_every_request_fails_and_none_hangs(
     loaded: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = AsyncEngine(lambda: loaded)
     runner: Any = loaded.engine._runner
-    steps = 0
-    run = runner.run
-
-    def fail_later(plan: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps > 3:
-            raise MemoryError("no room for the step")
-        return run(plan)
-
-    runner.run = fail_later
+    after_steps(runner, 3, lambda plan: [10**9] * len(plan.chunks))
     async with asyncio.timeout(5):
         results = await asyncio.gather(
             *(collect(engine, PROMPT, GREEDY, name) for name in ("a", "b")), return_exceptions=True
         )
         for result in results:
             assert isinstance(result, EngineStopped)
-            assert "no room for the step" in str(result)
-        with pytest.raises(EngineStopped, match="no room for the step"):
+            assert "no token of the vocabulary" in str(result)
+        with pytest.raises(EngineStopped, match="no token of the vocabulary"):
             await collect(engine, PROMPT, GREEDY, "later")
     assert not engine.is_running
     assert "The engine thread failed." in caplog.text
