@@ -116,7 +116,8 @@ class EngineAdapter(ABC, Generic[O]):
 
     @abstractmethod
     async def health(self) -> Health:
-        """Never raises: an engine that cannot be asked is not ready. Generates nothing."""
+        """An engine that cannot be asked is not ready. Raises `HostExhausted` alone: nobody could be asked. Generates
+        nothing."""
 
     @abstractmethod
     async def models(self) -> list[ModelInfo]: ...

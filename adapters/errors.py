@@ -11,6 +11,7 @@
     |   |-- BodyTooLarge                413
     |   `-- RequestTimeout              408  the caller took too long to send its body
     |-- Overloaded                      503  no capacity now; carries Retry-After; retry elsewhere is safe
+    |   `-- HostExhausted               503  the gateway's own host is short of something; no engine is to blame
     `-- EngineError                     the engine's fault
         |-- EngineUnavailable           503  nothing was started: refused, unreachable, still loading; retry is safe
         |-- EngineTimeout               504  a deadline passed (connect, first token, between tokens)
@@ -124,6 +125,13 @@ class Overloaded(GoodgateError):
     code = "overloaded"
     retryable = True
     repeatable = True
+
+
+class HostExhausted(Overloaded):
+    """Another replica would fare no better."""
+
+    retryable = False
+    repeatable = False
 
 
 class EngineError(GoodgateError):

@@ -36,7 +36,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from adapters.base import Capabilities, Health, Load, ModelInfo
-from adapters.errors import GoodgateError
 from adapters.models.model_text import LocalTokenizer, text_prompt
 from adapters.tools.think_text import ReasoningParser
 from adapters.tools.tool_calls import ToolParser, offered, with_tools
@@ -99,11 +98,7 @@ class Adapter(LocalTokenizer[TritonOptions]):
         await self.client.close()
 
     async def health(self) -> Health:
-        try:
-            await self.client.get(f"{self._path}/ready")
-        except GoodgateError as error:
-            return Health(False, error.for_records)
-        return Health(True)
+        return await self.client.health(f"{self._path}/ready")
 
     async def models(self) -> list[ModelInfo]:
         return [ModelInfo(self._model)]

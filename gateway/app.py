@@ -53,6 +53,7 @@ from gateway.tenants.keys import KeyRing, KeyStore
 from gateway.tenants.quotas import Quotas, Store
 from gateway.tenants.quotas_file import FileStore
 from gateway.tenants.salts import Salts
+from gateway.web.guard import GUARD, Guard
 from gateway.web.middleware import Sink, enveloping, headers_of, log_access, recording
 
 LIVE = web.AppKey("live", Live)
@@ -102,6 +103,7 @@ def create_app(
     index = PrefixIndex(config.prefixes.index_mib << 20)
     metrics.watch("goodgate_prefix_index_bytes", lambda: (((), index.num_bytes),))
     metrics.watch("goodgate_prefix_index_evictions", lambda: (((), index.num_evicted),))
+    guard = Guard(live, metrics)
     loader = Loader(fleet, live, metrics)
     gates = Gates(live, metrics)
     dispatcher = Dispatcher(
@@ -181,6 +183,7 @@ def create_app(
 
     async def running(_: web.Application) -> AsyncIterator[None]:
         fleet.start()
+        guard.start()
         probes = asyncio.create_task(health.watch(fleet, live), name="health probes")
         watches = [probes]
         if reloader is not None:
@@ -189,6 +192,7 @@ def create_app(
             watches.append(asyncio.create_task(ring.watch(), name="watches the keys"))
             watches.append(asyncio.create_task(quotas.store.tend(), name="tends the quotas"))
         yield
+        guard.close()
         for watch in watches:
             watch.cancel()
         await asyncio.gather(*watches, return_exceptions=True)
@@ -205,6 +209,7 @@ def create_app(
     app[OPEN_REQUESTS] = dispatcher.open_requests
     app[QUOTAS] = quotas
     app[METRICS] = metrics
+    app[GUARD] = guard
     app[PROOFS] = proofs
     if store is not None:
         app[RESPONSES] = store

@@ -74,7 +74,6 @@ FAULTS = {
     "G13": Fault(
         "A thousand connections end the gateway",
         "It ran out of file descriptors and did not say so (production-stack#448).",
-        open=NEEDS_LOAD,
     ),
     "G14": Fault(
         "Clients fail on the event that brings the usage",

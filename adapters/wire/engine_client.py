@@ -28,14 +28,14 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import yarl
 
-from adapters.base import Load
+from adapters.base import Health, Load
 from adapters.config import secret
 from adapters.errors import (
-    EngineError,
     EngineProtocolError,
     EngineTimeout,
     EngineUnavailable,
     GoodgateError,
+    HostExhausted,
     InvalidRequest,
     StreamInterrupted,
     UnsupportedOperation,
@@ -44,7 +44,16 @@ from adapters.types import Chunk
 from adapters.wire import outgoing
 from adapters.wire.exchange import Exchange, Post, Reader
 from adapters.wire.hop import request
-from adapters.wire.hop.errors import BadHTTP, ConnectTimeout, CutOff, Dropped, HopError, NotAccepting, Unreachable
+from adapters.wire.hop.errors import (
+    BadHTTP,
+    ConnectTimeout,
+    CutOff,
+    Dropped,
+    HopError,
+    NotAccepting,
+    OutOfFiles,
+    Unreachable,
+)
 from adapters.wire.hop.pool import Origin, Pool
 from adapters.wire.hop.response import Response
 from adapters.wire.http_options import URL, HTTPOptions, Seconds, launched_options
@@ -142,6 +151,16 @@ class EngineClient:
             return await self._read_answer(response, deadline)
         finally:
             response.close()  # at the end of an answer its connection is back in the pool already
+
+    async def health(self, path: str) -> Health:
+        """Well if that GET succeeds. Raises `HostExhausted`, and nothing else: then it could not be asked."""
+        try:
+            await self.get(path)
+        except HostExhausted:
+            raise
+        except GoodgateError as error:
+            return Health(False, error.for_records)
+        return Health(True)
 
     async def load(self, names: LoadMetrics | None) -> Load:
         """The engine's own account; unknown where it offers none or cannot be asked."""
@@ -270,8 +289,10 @@ class EngineClient:
         with contextlib.suppress(GoodgateError):  # the closed socket says the same, only later
             await self.post(farewell)
 
-    def _translated(self, error: Exception, has_begun: bool) -> EngineError:
+    def _translated(self, error: Exception, has_begun: bool) -> GoodgateError:
         """Our error for one of the hop's, the most specific first."""
+        if isinstance(error, OutOfFiles):
+            return HostExhausted("This host has no file descriptor left to reach an engine with; try again shortly.")
         who = f"The engine {self.engine!r} at {self.url}"
         if isinstance(error, ConnectTimeout):
             return EngineTimeout(f"{who} did not accept a connection in {self._options.connect_timeout_s:g} s.")

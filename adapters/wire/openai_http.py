@@ -109,11 +109,7 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
         await self.client.close()
 
     async def health(self) -> Health:
-        try:
-            await self.get(self.health_path)
-        except GoodgateError as error:
-            return Health(False, error.for_records)
-        return Health(True)
+        return await self.client.health(self.health_path)
 
     async def models(self) -> list[ModelInfo]:
         listing = self.decode(await self.get("/v1/models"), _ModelList)

@@ -171,9 +171,14 @@ def serve_process(reading: Reading, source: ConfigSource, home: Path, share_port
 
     from gateway.app import create_app
     from gateway.records import logs
+    from gateway.web import process
     from gateway.web.server import listen, serve_until_signal
 
     logs.configure(config.logs)
+    files, wanted = process.raise_files_limit(), process.files_wanted(config.server.max_in_flight)
+    if files is not None and files < wanted:
+        log = logs.logger("overload")
+        logs.warning(log, "few files may be open: raise the limit (ulimit -n)", files=files, wanted=wanted)
     sock = listen(config.server.host, config.server.port, share=share_port)
 
     def say_listening() -> None:

@@ -18,6 +18,7 @@ from adapters.errors import GoodgateError
 from adapters.launching.launch import Launchable
 from adapters.models.model_store import DEFAULT_MODEL, ModelStore, is_store_name
 from gateway.config import Config, ReplicaConfig, load_config
+from gateway.web import process
 from gateway.web.server import CannotListen, listen
 
 OLDEST_PYTHON = (3, 11)
@@ -47,6 +48,7 @@ def examine(config_path: Path, home: Path) -> Iterator[Finding]:
     yield _models(home, {name for replica in local if (name := _model_of(replica))})
     if config is not None:
         yield _port(config)
+        yield _open_files(config)
     yield from _engines(home, {replica.engine for replica in local})
 
 
@@ -115,6 +117,14 @@ def _port(config: Config) -> Finding:
     except CannotListen as error:
         return Finding("port", address, error.message, is_failure=True)
     return Finding("port", f"{address} is free")
+
+
+def _open_files(config: Config) -> Finding:
+    files, wanted = process.raise_files_limit(), process.files_wanted(config.server.max_in_flight)
+    if files is None or files >= wanted:
+        return Finding("open files", "without a limit" if files is None else f"up to {files}")
+    advice = f"For `max_in_flight: {config.server.max_in_flight}` it should be {wanted}: raise it with ulimit -n."
+    return Finding("open files", f"up to {files}", advice)
 
 
 def _engines(home: Path, used: set[str]) -> Iterator[Finding]:

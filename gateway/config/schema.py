@@ -55,6 +55,15 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "reasoning_content"
 
 
+class OverloadConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When the process itself is short of something, and refuses what is new: from which share of its memory and of its
+    file descriptors on, and from which delay of its event loop. `auto` is the limit of the container."""
+
+    memory_mib: Literal["auto", "unlimited"] | Annotated[int, Meta(ge=64, le=1 << 30)] = "auto"
+    shed_at: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    max_loop_lag_ms: Annotated[float, Meta(gt=0, le=3_600_000)] = 1000
+
+
 class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How often each replica is asked for its health, how long it may take to answer, and how often it is asked when
     it did not or is in doubt."""
@@ -288,6 +297,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file."""
 
     server: ServerConfig = ServerConfig()
+    overload: OverloadConfig = OverloadConfig()
     health: HealthConfig = HealthConfig()
     breaker: BreakerConfig = BreakerConfig()
     outliers: OutlierConfig = OutlierConfig()

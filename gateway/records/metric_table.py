@@ -23,6 +23,7 @@ OTHER = "other"  # the value of a label that has too many, or that nobody has co
 MAX_SERIES = 5000  # of one metric, whatever its labels: combinations beyond them are "other" in every label
 
 LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 LOAD_S = (0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
 TOKEN_TIME_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1)
 
@@ -70,6 +71,7 @@ LABELS: Mapping[str, Label] = {
         "`expired` (its turn did not come in time)",
         4,
     ),
+    "resource": Label("`memory`, `files` or `loop`: what the process was short of", 3),
     "kind": Label("`prompt` or `completion`", 2),
     "state": Label("`unloaded`, `starting`, `ready`, `unhealthy` or `failed`", 5),
     "reuse": Label("`hit`: read from the engine's prefix cache; `miss`: computed", 2),
@@ -266,6 +268,22 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "Of a replica that stands for several instances: so many it needs at `autoscale.target`, in fractions.",
         _REPLICA,
+    ),
+    Metric(
+        "goodgate_loop_lag_seconds",
+        "histogram",
+        "How late the event loop came to what was due, four times a second.",
+        buckets=LAG_S,
+    ),
+    Metric("goodgate_resident_bytes", "gauge", "The process's resident memory."),
+    Metric("goodgate_memory_limit_bytes", "gauge", "What it may have of that, where that is limited."),
+    Metric("goodgate_open_files", "gauge", "The process's open file descriptors, connections among them."),
+    Metric("goodgate_open_files_limit", "gauge", "How many it may have."),
+    Metric(
+        "goodgate_overload_shed",
+        "counter",
+        "Requests and connections refused because the process itself was short of something.",
+        ("resource",),
     ),
     Metric("goodgate_ledger_records", "counter", "Requests written to the ledger."),
     Metric("goodgate_ledger_dropped", "counter", "Requests that the ledger could not keep."),

@@ -26,6 +26,7 @@ from gateway.config import Config, GroupConfig, ModelConfig
 LIVE = frozenset(
     {
         "server",
+        "overload",
         "health",
         "breaker",
         "outliers",

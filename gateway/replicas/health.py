@@ -15,6 +15,8 @@ from math import inf
 from msgspec import Struct
 
 from adapters.base import Health
+from adapters.errors import HostExhausted
+from adapters.wire.hop.alarm import patiently
 from gateway.config import HealthConfig, Live
 from gateway.records import logs
 from gateway.replicas.fleet import Fleet
@@ -80,9 +82,11 @@ async def probe(fleet: Fleet, replica: Replica, timeout_s: float) -> bool | None
         return None
     load = replica.load
     try:
-        async with asyncio.timeout(timeout_s):
+        async with patiently(asyncio.get_running_loop().time() + timeout_s):
             health = await replica.adapter.health()
             load = await replica.adapter.load()
+    except HostExhausted:
+        return None  # it was not asked
     except TimeoutError:
         health = Health(False, f"It did not answer a health probe within {timeout_s:g} s.")
     except Exception as error:  # the adapter breaks its contract; the other replicas must still be probed

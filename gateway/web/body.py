@@ -1,6 +1,7 @@
-"""Reading a request's body: its type, encoding, size, time and depth are checked before it is parsed.
+"""Reading a request's body: whether there is room for it is asked first; its type, encoding, size, time and depth are
+checked before it is parsed.
 
-body = await read_json(request, config.server)          # bytes of JSON; a RequestError says what is wrong with them
+body = await read_json(request, config.server)          # bytes of JSON; RequestError, Pressed
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import zlib
 from aiohttp import web
 
 from adapters.errors import BodyTooLarge, InvalidRequest, RequestTimeout
+from adapters.wire.hop.alarm import patiently
 from gateway.config import ServerConfig
 from gateway.records.trace import TRACE
 from gateway.web.envelope import JSON, BrokenBody, UnsupportedMediaType
+from gateway.web.guard import GUARD
 
 # What undoes each encoding: zlib's number for a head of gzip's, and of its own.
 ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -31,6 +34,7 @@ _NOT_BRACKETS = bytes(byte for byte in range(256) if chr(byte) not in "[]{}")
 
 async def read_json(request: web.Request, limits: ServerConfig) -> bytes:
     """The body's bytes, which claim to be JSON and do not nest too deep."""
+    request.app[GUARD].check()
     if request.content_type != JSON:
         raise UnsupportedMediaType(f"Send the request with Content-Type: {JSON}.")
     encoding = request.headers.get("Content-Encoding", "identity").lower()
@@ -53,7 +57,7 @@ async def _read(request: web.Request, limits: ServerConfig) -> bytes:
     try:
         if request.content.is_eof():  # it came with its headers, as small ones do: no timer is needed
             return await request.read()
-        async with asyncio.timeout(limits.body_timeout_s):
+        async with patiently(asyncio.get_running_loop().time() + limits.body_timeout_s):
             return await request.read()
     except TimeoutError as error:
         raise RequestTimeout(f"The body did not arrive within {limits.body_timeout_s:g} s.") from error

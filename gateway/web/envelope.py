@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from adapters.errors import ContextLengthExceeded, GoodgateError, InvalidRequest, Overloaded, RequestError
+from gateway.admission.pressure import Pressed
 
 MAX_RETRY_AFTER_S = 120  # official clients do not retry at all after a longer wait
 JSON = "application/json"
@@ -133,6 +134,6 @@ def response(error: GoodgateError, *, request: web.BaseRequest | None = None, re
         answer.headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, MethodNotAllowed):
         answer.headers["Allow"] = error.allowed
-    if error.status in (408, 413, 417) or isinstance(error, BrokenBody):
+    if error.status in (408, 413, 417) or isinstance(error, BrokenBody | Pressed):
         answer.force_close()  # the rest of the body may still be on its way, and nobody will read it
     return answer

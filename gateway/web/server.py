@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
 import signal
 import socket
@@ -18,11 +19,13 @@ from aiohttp import web
 
 from adapters.errors import GoodgateError
 from gateway.app import FLEET, LIVE, OPEN_REQUESTS, RELOADER
+from gateway.web.guard import GUARD
 from gateway.web.protocol import Connection
 
 BACKLOG = 2048
 # Responses already computed leave within this after draining; whatever generates has been drained or cancelled before.
 CLOSE_TIMEOUT_S = 2.0
+MAX_UNSENT_BYTES = 64 << 10  # what the system takes for a client before it is on its way; the rest waits with us
 
 
 class CannotListen(GoodgateError):
@@ -50,6 +53,21 @@ def listen(host: str, port: int, *, share: bool = False) -> socket.socket:
     return sock
 
 
+def watch_clients(sock: socket.socket, timeout_s: float) -> None:
+    """Have the system notice clients that vanish without a word, and hold little for those that take nothing. Each
+    connection inherits these from the listening socket; systems that do not know one go without."""
+    options = {
+        "TCP_NOTSENT_LOWAT": MAX_UNSENT_BYTES,
+        "TCP_USER_TIMEOUT": math.ceil(timeout_s * 1000),  # what was sent has to be acknowledged by then
+        "TCP_KEEPIDLE": max(1, math.ceil(timeout_s / 2)),  # a client that waits is asked whether it is there
+        "TCP_KEEPINTVL": max(1, math.ceil(timeout_s / 6)),
+        "TCP_KEEPCNT": 3,
+    }
+    for name, value in options.items():
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), min(value, 32_767) if "KEEP" in name else value)
+
+
 @asynccontextmanager
 async def serving(app: web.Application, sock: socket.socket) -> AsyncIterator[None]:
     """Serve on the socket for as long as the block lasts, then drain. Clients that leave cancel their requests."""
@@ -59,9 +77,10 @@ async def serving(app: web.Application, sock: socket.socket) -> AsyncIterator[No
     await runner.setup()
     web_server = runner.server
     assert web_server is not None
+    watch_clients(sock, live.server.write_timeout_s)
     try:
         listener = await loop.create_server(
-            lambda: Connection(web_server, loop=loop, header_timeout_s=live.server.header_timeout_s),
+            lambda: Connection(web_server, loop, limits=live.server, guard=app[GUARD]),
             sock=sock,
             backlog=BACKLOG,
         )

@@ -7,15 +7,16 @@
     await stream.fail(error)               # or an error event, and no [DONE]
     stream.close()                         # always
 
-While nothing is sent a sign of life goes out every `heartbeat_s`, so that proxies keep the connection. A client that
-takes nothing for `write_timeout_s` is cut off: it must not hold an engine's memory. Sending one event costs one write
-and no timer; a single task a stream keeps both watches.
+While nothing is sent a sign of life goes out every `heartbeat_s`, so that proxies keep the connection. Sending an event
+costs one write and no timer; a single task a stream sees to the signs of life. A client that takes nothing is cut off
+by its connection (gateway/web/protocol.py): it must not hold an engine's memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from aiohttp import web
 from msgspec import Struct
@@ -52,7 +53,7 @@ class EventStream:
     def __init__(self, request: web.Request, limits: ServerConfig, *, framing: Framing = OPENAI) -> None:
         self._request = request
         self._framing = framing
-        self._limits = limits
+        self._heartbeat_s = limits.heartbeat_s
         self._loop = asyncio.get_running_loop()
         self._response = web.StreamResponse(headers=HEADERS)
         self._last_write = self._loop.time()
@@ -122,28 +123,12 @@ class EventStream:
             self._watch.cancel()
 
     async def _keep_watch(self) -> None:
-        heartbeat_s, write_timeout_s = self._limits.heartbeat_s, self._limits.write_timeout_s
         while True:
-            limit_s = write_timeout_s if self._is_writing else heartbeat_s
-            wait_s = self._last_write + limit_s - self._loop.time()
+            wait_s = self._last_write + self._heartbeat_s - self._loop.time()
             if wait_s > 0:
-                await asyncio.sleep(min(wait_s, write_timeout_s))
-            elif self._is_writing:
-                self._cut_off()
-                return
-            else:
-                await self._beat()
-
-    async def _beat(self) -> None:
-        self._last_write = self._loop.time()
-        try:
-            async with asyncio.timeout(self._limits.write_timeout_s):
-                await self._response.write(self._framing.heartbeat)
-        except (TimeoutError, ConnectionError):
-            self._cut_off()
-
-    def _cut_off(self) -> None:
-        """Drop the connection; aiohttp then cancels the request's task, and that stops the engine."""
-        transport = self._request.transport
-        if transport is not None:
-            transport.abort()
+                await asyncio.sleep(wait_s)
+                continue
+            self._last_write = self._loop.time()
+            if not self._is_writing:  # or else it is the client that keeps us waiting
+                with suppress(ConnectionError):  # it has left: its request is being cancelled
+                    await self._response.write(self._framing.heartbeat)

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from gateway.config import Config, ConfigError, FindAdapter
+from gateway.web import process
 
 STOP_TIMEOUT_S = 10.0  # beyond the drain time, for a worker that does not end
 
@@ -46,10 +47,18 @@ def share_of(config: Config, num_workers: int) -> Config:
     A response in one worker's memory would be there for every other request only, so nothing is kept there.
     """
     limit = -(-config.server.max_in_flight // num_workers)
+    memory_mib = config.overload.memory_mib
+    if memory_mib == "auto" and (found := process.memory_limit()) is not None:
+        memory_mib = found >> 20
+    if isinstance(memory_mib, int):
+        memory_mib = max(1, memory_mib // num_workers)
     server = msgspec.structs.replace(config.server, max_in_flight=limit)
     keep = "none" if config.responses.keep == "memory" and num_workers > 1 else config.responses.keep
     return msgspec.structs.replace(
-        config, server=server, responses=msgspec.structs.replace(config.responses, keep=keep)
+        config,
+        server=server,
+        overload=msgspec.structs.replace(config.overload, memory_mib=memory_mib),
+        responses=msgspec.structs.replace(config.responses, keep=keep),
     )
 
 

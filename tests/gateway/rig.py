@@ -193,6 +193,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
             data = {
                 "server": {"port": 0, "drain_timeout_s": 0.5, **sections.pop("server", {})},
+                "overload": {"memory_mib": "unlimited", "max_loop_lag_ms": 60_000, **sections.pop("overload", {})},
                 "health": {"interval_s": 60, "recheck_s": 60, **sections.pop("health", {})},
                 "reload": {"watch": False, **sections.pop("reload", {})},
                 "models": list(models),

@@ -4,18 +4,28 @@
     alarm.set(loop.time() + 60)     # again with every read: costs a comparison
     alarm.cancel()                  # for good
 
+    async with patiently(loop.time() + 60): ...     # asyncio.timeout_at, by such an alarm
+
 A later deadline leaves the timer where it is; when it goes off too early it is set again. So a stream whose deadline
 moves with each token has a timer go off once in `token_timeout_s`, not one made and cancelled with each token.
+
+Deadlines are for others. When our own loop has stood still, what they sent in time lies unread in the sockets, and
+loops run their timers before they read those (libuv does). So before it rings, an alarm waits for as long as its timer
+came late, and `LAST_LOOK_S` at least.
 """
 
 from __future__ import annotations
 
+import asyncio
 from asyncio import AbstractEventLoop, TimerHandle
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+LAST_LOOK_S = 0.01  # enough for the loop to come round to its sockets
 
 
 class Alarm:
-    __slots__ = ("_deadline", "_due", "_loop", "_ring", "_timer")
+    __slots__ = ("_deadline", "_due", "_loop", "_ring", "_timer", "_waited_for")
 
     def __init__(self, loop: AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop = loop
@@ -23,6 +33,7 @@ class Alarm:
         self._timer: TimerHandle | None = None
         self._due = 0.0  # when the timer goes off
         self._deadline: float | None = None
+        self._waited_for: float | None = None  # the deadline that has had its last look
 
     def set(self, deadline: float) -> None:
         self._deadline = deadline
@@ -50,8 +61,25 @@ class Alarm:
         self._timer = None
         if self._deadline is None:
             return
-        if self._loop.time() < self._deadline:
+        now = self._loop.time()
+        if now < self._deadline:
             self._start(self._deadline)
-            return
-        self._deadline = None
-        self._ring()
+        elif self._waited_for != self._deadline:
+            self._waited_for = self._deadline
+            self._start(now + max(now - self._due, LAST_LOOK_S))
+        else:
+            self._deadline = None
+            self._ring()
+
+
+@asynccontextmanager
+async def patiently(deadline: float) -> AsyncIterator[None]:
+    """`TimeoutError` where the block takes longer."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as clock:
+        alarm = Alarm(loop, lambda: clock.reschedule(loop.time()))
+        alarm.set(deadline)
+        try:
+            yield
+        finally:
+            alarm.cancel()

@@ -1,6 +1,7 @@
 """What may go wrong between us and an engine. Silence is no error of its own: it raises `TimeoutError`.
 
 HopError
+|- OutOfFiles         this process may open no socket: nobody's fault but our own
 |- Unreachable        no connection: the address, its name or its TLS is at fault; the text is a clause for a person
 |  |- NotAccepting    nobody accepts connections there
 |  '- ConnectTimeout  nor was one refused in time
@@ -13,6 +14,10 @@ from __future__ import annotations
 
 
 class HopError(Exception):
+    pass
+
+
+class OutOfFiles(HopError):
     pass
 
 

@@ -12,6 +12,7 @@ one, but only where not a byte had been answered.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import socket
 import ssl
@@ -21,8 +22,9 @@ from typing import NamedTuple
 import aiohappyeyeballs
 from yarl import URL
 
+from adapters.wire.hop.alarm import patiently
 from adapters.wire.hop.connection import Connection
-from adapters.wire.hop.errors import ConnectTimeout, Dropped, NotAccepting, Unreachable
+from adapters.wire.hop.errors import ConnectTimeout, Dropped, NotAccepting, OutOfFiles, Unreachable
 from adapters.wire.hop.response import Response
 
 NAMES_KEPT_S = 10.0  # what a name stood for is not asked again
@@ -117,7 +119,7 @@ class Pool:
     async def _connect(self, deadline: float) -> Connection:
         due = min(deadline, self._loop.time() + self._connect_timeout_s)
         try:
-            async with asyncio.timeout_at(due):
+            async with patiently(due):
                 return await self._opened()
         except TimeoutError as error:
             raise ConnectTimeout("it does not accept a connection in time") from error
@@ -129,6 +131,8 @@ class Pool:
         except ssl.SSLError as error:
             raise Unreachable("it does not speak TLS there; write http:// instead of https://") from error
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise OutOfFiles("no file descriptor is left") from error
             self._addresses_until = 0.0  # perhaps it has moved
             raise NotAccepting("the connection is refused") from error
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.wire.hop.alarm import Alarm
+from adapters.wire.hop.alarm import LAST_LOOK_S, Alarm, patiently
 
 
 class Clock(asyncio.AbstractEventLoop):
@@ -50,21 +53,21 @@ MOVES = st.lists(st.tuples(st.floats(0, 5), st.one_of(st.none(), st.floats(0.01,
 
 
 @given(MOVES)
-def test_it_rings_once_at_the_deadline_that_stands_then(moves: list[tuple[float, float | None]]) -> None:
+def test_it_rings_once_just_after_the_deadline_that_stands_then(moves: list[tuple[float, float | None]]) -> None:
     clock, rung = Clock(), list[float]()
     alarm = Alarm(clock, lambda: rung.append(clock.time()))
     expected: list[float] = []
     deadline: float | None = None
     for pause, ahead in moves:
         until = clock.now + pause
-        if deadline is not None and deadline <= until:
-            expected.append(deadline)
+        if deadline is not None and deadline + LAST_LOOK_S <= until:
+            expected.append(deadline + LAST_LOOK_S)
             deadline = None
         clock.advance(until)
         deadline = None if ahead is None else clock.now + ahead
         alarm.clear() if deadline is None else alarm.set(deadline)
     if deadline is not None:
-        expected.append(deadline)
+        expected.append(deadline + LAST_LOOK_S)
     clock.advance(clock.now + 100)
     assert rung == expected
 
@@ -85,3 +88,38 @@ def test_one_that_is_cancelled_never_rings() -> None:
     alarm.cancel()
     clock.advance(10)
     assert not rung
+
+
+def test_f27_a_loop_that_stood_still_waits_as_long_again_for_what_has_come_meanwhile() -> None:
+    clock, rung = Clock(), list[float]()
+    alarm = Alarm(clock, lambda: rung.append(clock.time()))
+    alarm.set(10)
+    clock.now = 12  # nothing ran since before the deadline
+    clock.advance(13.9)
+    assert not rung
+    alarm.set(clock.now + 10)  # what lay in the socket was read
+    clock.advance(100)
+    assert rung == [23.9 + LAST_LOOK_S]
+
+
+async def test_a_patient_timeout_is_one_and_leaves_no_timer() -> None:
+    loop = asyncio.get_running_loop()
+    async with patiently(loop.time() + 60):
+        pass
+    with pytest.raises(TimeoutError):
+        async with patiently(loop.time() + 0.01):
+            await asyncio.sleep(60)
+
+
+@pytest.mark.replay("F27")
+async def test_f27_what_was_done_while_the_loop_stood_still_was_in_time() -> None:
+    loop = asyncio.get_running_loop()
+    here, there = socket.socketpair()
+    with here, there:
+        here.setblocking(False)
+        async with patiently(loop.time() + 0.05):
+            reading = asyncio.create_task(loop.sock_recv(here, 10))
+            await asyncio.sleep(0)
+            there.send(b"x")
+            time.sleep(0.1)  # noqa: ASYNC251 - that is the fault
+            assert await reading == b"x"
