@@ -90,6 +90,7 @@ def test_one_that_is_cancelled_never_rings() -> None:
     assert not rung
 
 
+@pytest.mark.replay("F27")
 def test_f27_a_loop_that_stood_still_waits_as_long_again_for_what_has_come_meanwhile() -> None:
     clock, rung = Clock(), list[float]()
     alarm = Alarm(clock, lambda: rung.append(clock.time()))
