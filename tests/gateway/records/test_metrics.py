@@ -22,6 +22,7 @@ from gateway.records.trace import Trace
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.health import probe
 from gateway.tenants.keys import KeyStore, NewKey
+from gateway.web.guard import GUARD
 from scripts.metrics_page import PAGE, written
 from tests.gateway.rig import Gateway, Reply, Script, Start, Upstream, fake, fake_model, model, until
 from tests.gateway.routing.test_evidence import NATIVE, document, write
@@ -82,6 +83,10 @@ async def test_a_gateway_has_the_metrics_of_the_table_and_no_others(start: Start
     assert (await gateway.post("/admin/reload", b""))[0] == 200
     assert (await gateway.chat(model="broken"))[0] == 502
     assert (await gateway.chat(model="late"))[0] == 200
+    gateway.source.data["overload"] = {"memory_mib": 64}  # it has more already
+    assert (await gateway.post("/admin/reload", b""))[0] == 200
+    await until(lambda: gateway.app[GUARD].resource == "memory")
+    assert (await gateway.chat())[0] == 503
     for replica in gateway.fleet.replicas:
         await probe(gateway.fleet, replica, 5)
     families = {family.name: family for family in text_string_to_metric_families(await scrape(gateway))}
