@@ -1,10 +1,13 @@
 """What goes wrong between a gateway and its engines, clients and host; and the failure scenarios that are scored.
 
 F.. are faults with what must hold while they last; S.. the scenarios of failoverbench (github.com/failoverbench), by
-its numbers. tests/reliability.py makes its page of them, with the tests that carry their numbers in a mark.
+its numbers, and SCORES what tests/gateway/test_scorecard.py holds them to. tests/reliability.py makes its page of them,
+with the tests that carry their numbers in a mark.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from tests.replays import Fault
 
@@ -29,8 +32,8 @@ FAULT_MATRIX = {
     "F19": Fault("SIGTERM with open streams", "They finish within the limit, or are told; exit status 0."),
     "F20": Fault("The gateway is killed and starts again", "Records, keys and budgets are what they were."),
     "F21": Fault("A hundred reloads at load, some of bad files", "No request fails; a bad file changes nothing."),
-    "F23": Fault("The disk of the ledger is full", "Answers go on; what was not recorded is counted.", LOAD),
-    "F24": Fault("The disk of the ledger fails", "As F23.", LOAD),
+    "F23": Fault("The disk of the ledger is full", "Answers go on; what was not recorded is counted."),
+    "F24": Fault("The disk of the ledger fails", "As F23."),
     "F25": Fault("No file descriptor is left", "New requests are refused; open streams go on."),
     "F27": Fault("The event loop stands still for two seconds", "It is seen, load is shed, no timeout follows."),
     "F28": Fault("An engine's name does not resolve", "A clean 503, or another engine; the loop goes on."),
@@ -51,4 +54,18 @@ SCENARIOS = {
     "S13": Fault("A content filter ends the answer", "Passed on as it is, and not tried elsewhere."),
     "S15": Fault("Down for 60 s, then well", "Used again within 30 s."),
     "S16": Fault("The fallback has answered", "Answer, headers and accounts name the model that did."),
+}
+
+
+class Score(NamedTuple):
+    """What a client sees: `passed`, where all is well in the end; `safe`, an error in time that it cannot overlook."""
+
+    whole: str
+    streamed: str
+
+
+SCORES = {
+    **dict.fromkeys(SCENARIOS, Score("passed", "passed")),
+    "S08": Score("passed", "safe"),  # the client has seen the beginning, which nobody can take back
+    "S09": Score("passed", "safe"),
 }

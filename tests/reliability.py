@@ -9,9 +9,10 @@ the sizes of what is made by tables: bad input, the matrix of keys, the fuzzers.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 
 from tests import fuzz
-from tests.fault_matrix import FAULT_MATRIX, SCENARIOS
+from tests.fault_matrix import FAULT_MATRIX, SCENARIOS, SCORES
 from tests.gateway.bad_input import num_cases
 from tests.gateway.tenants.test_auth import matrix_size
 from tests.replays import Fault, table
@@ -69,7 +70,6 @@ FAULTS = {
     "G12": Fault(
         "Hundreds of streams are slower through the gateway than without it",
         "Chunks were gathered by a timer, or work was done once for each (litellm#21046, gpustack#1842, ray#59681).",
-        open="a measurement of throughput, which `python -m gateway.commands.bench` makes and the suite cannot",
     ),
     "G13": Fault(
         "A thousand connections end the gateway",
@@ -262,34 +262,74 @@ ATTACKS = {
 }
 
 INTRODUCTION = """\
-# Reliability: what was reported, replayed
+# Reliability: what goes wrong, replayed
 
-What users of other gateways reported, and what attackers send, with the tests that replay it here.
-`pytest -m replay` runs them, and those of [wire-faults.md](wire-faults.md), which has the faults of engines. This page
-is made by `python -m tests.reliability`, from the marks on the tests.
+What fails between a gateway and its engines, clients and host, what users of other gateways reported, and what
+attackers send; each row with the tests that replay it here, over real sockets or with real processes. A row without a
+test is open, and says why. `pytest -m replay` runs them, and those of [wire-faults.md](wire-faults.md), which has the
+faults of engines' answers. This page is made by `python -m tests.reliability`, from the marks on the tests;
+`make test` fails where it does not tell the truth.
 
+"""
+CROWD = """\
+Faults of engines are also replayed while fifty streams are open, three times each with other draws of where they
+strike: tests/gateway/test_faults_in_a_crowd.py, and test_native_failures.py for the native engine.
+
+"""
+MADE = """
 | what is made by tables | size |
 |---|---|
 """
-
-
 MUST_HOLD = "what must hold"
 SCORED = """\
-The numbers are failoverbench's, which scored four others on 2026-09-12, each over 16 scenarios of these and their like
-(passed / in part / safe / failed): LiteLLM 9/3/4/0, Bifrost 2.1.1 9/3/3/1, Portkey 11/2/0/3, LangChain 9/3/4/0. Here a
-row is passed if all its tests are, which `make test` demands.
+The scenarios and their numbers are failoverbench's: a model with one broken engine, two retries, another model as its
+fallback, an answer of sixty words and thirty seconds for it. tests/gateway/test_scorecard.py plays all of them at a
+tenth of their times, and scores what the official client sees: `passed`, where all is well in the end, `safe`, where it
+gets an error in time that it cannot overlook, and `failed` otherwise.
 
 """
+COMPARED = """
+S08 and S09 are safe in streams, because the beginning of the answer has reached the client: nobody can take that back,
+and nothing here begins anew in silence. Greedy streams of the native engine go on where `continuation` is on
+([retries.md](retries.md)). failoverbench scored four others on 2026-09-12, each over 16 scenarios of these and their
+like (passed / in part / safe / failed): LiteLLM 9/3/4/0, Bifrost 2.1.1 9/3/3/1, Portkey 11/2/0/3, LangChain 9/3/4/0.
+Its rules for a score are its own, so these figures and ours are no race.
+
+"""
+LISTS = {
+    "The fault matrix": FAULT_MATRIX,
+    "Failure scenarios, scored": SCENARIOS,
+    "Faults that users of other gateways reported": FAULTS,
+    "What attackers send": ATTACKS,
+}
 
 
 def page() -> str:
     sizes = "".join(f"| {name} | {size} |\n" for name, size in _sizes().items())
     return (
-        f"{INTRODUCTION}{sizes}\n## The fault matrix\n\n{table(FAULT_MATRIX, MUST_HOLD)}"
-        f"\n## Failure scenarios, scored\n\n{SCORED}{table(SCENARIOS, MUST_HOLD)}"
+        f"{INTRODUCTION}{_summary()}{MADE}{sizes}"
+        f"\n## The fault matrix\n\n{CROWD}{table(FAULT_MATRIX, MUST_HOLD)}"
+        f"\n## Failure scenarios, scored\n\n{SCORED}{_scorecard()}{COMPARED}{table(SCENARIOS, MUST_HOLD)}"
         f"\n## Faults that users of other gateways reported\n\n{table(FAULTS)}"
         f"\n## What attackers send\n\n{table(ATTACKS)}"
     )
+
+
+def _summary() -> str:
+    rows = "".join(_summed(name, faults) for name, faults in LISTS.items())
+    return f"| list | rows | replayed | open |\n|---|---|---|---|\n{rows}"
+
+
+def _summed(name: str, faults: Mapping[str, Fault]) -> str:
+    still = [f"{number}: {fault.open}" for number, fault in faults.items() if fault.open]
+    return f"| {name} | {len(faults)} | {len(faults) - len(still)} | {'<br>'.join(still) or 'none'} |\n"
+
+
+def _scorecard() -> str:
+    names = " | ".join(SCORES)
+    whole = " | ".join(score.whole for score in SCORES.values())
+    streamed = " | ".join(score.streamed for score in SCORES.values())
+    return f"| | {names} |\n|{'---|' * (len(SCORES) + 1)}\n| whole answers | {whole} |\n| streams | {streamed} |\n"
 
 
 def _sizes() -> dict[str, str]:

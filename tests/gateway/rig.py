@@ -315,10 +315,10 @@ class Reply:
 
 
 @pytest.fixture
-async def upstream_of() -> AsyncIterator[Callable[[Script], Awaitable[Upstream]]]:
+async def upstream_of() -> AsyncIterator[Callable[..., Awaitable[Upstream]]]:
     async with AsyncExitStack() as stack:
 
-        async def start_upstream(script: Script) -> Upstream:
+        async def start_upstream(script: Script, port: int = 0) -> Upstream:
             tasks: set[asyncio.Task[None]] = set()
 
             async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -335,7 +335,7 @@ async def upstream_of() -> AsyncIterator[Callable[[Script], Awaitable[Upstream]]
                     tasks.discard(task)
                     writer.close()
 
-            server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=64 << 20)
+            server = await asyncio.start_server(serve, "127.0.0.1", port, limit=64 << 20)
             upstream = Upstream(server.sockets[0].getsockname()[1])
 
             async def stop() -> None:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -108,6 +109,72 @@ async def test_g11_large_bodies_do_not_hold_up_the_event_loop(start: Start, upst
         assert (await gateway.post(CHAT, body))[0] == 200
     beating.cancel()
     assert pulse.worst_s < 0.25  # far less; client, gateway and engine share this loop and a busy machine
+
+
+@pytest.mark.replay("G12")
+async def test_g12_each_chunk_of_a_hundred_streams_passes_at_once_and_costs_no_timer_and_no_task(
+    start: Start, upstream_of: UpstreamOf
+) -> None:
+    """litellm#21046, gpustack#1842, ray#59681: chunks waited for each other, or for a timer. Here an engine says its
+    next word only when the client has the last one."""
+    num_streams, num_words = 100, 40
+    seen: dict[str, asyncio.Semaphore] = {}
+
+    async def in_step(reply: Reply) -> None:
+        mine = seen[json.loads(reply.request.body)["messages"][0]["content"]]
+        await reply.begin()
+        for _ in range(num_words):
+            await reply.piece("word ")
+            await mine.acquire()
+        await reply.finish()
+        await reply.done()
+
+    async def read(name: str) -> None:
+        seen[name] = asyncio.Semaphore(0)
+        body = {**HELLO, "messages": [{"role": "user", "content": name}], "stream": True}
+        async with gateway.client.post(gateway.url + CHAT, json=body) as response:
+            async for line in response.content:
+                if b"word" in line:
+                    seen[name].release()
+
+    gateway = await start(model((await upstream_of(in_step)).replica()))
+    await read("warm")
+    loop = asyncio.get_running_loop()
+    with Counted(loop) as counted:
+        await asyncio.gather(*(read(f"{number}") for number in range(num_streams)))
+    per_stream = num_words / 2  # far below one a word: some are for the stream as a whole
+    assert counted.num_timers < num_streams * per_stream
+    assert counted.num_tasks < num_streams * per_stream
+    begun = time.perf_counter()
+    for number in range(5):
+        await read(f"alone {number}")
+    assert (time.perf_counter() - begun) / (5 * num_words) < 0.01  # a gathering timer alone would take that
+
+
+class Counted:
+    """How many timers and tasks an event loop was given."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._call_at = loop.call_at
+        self.num_timers = self.num_tasks = 0
+
+    def __enter__(self) -> Counted:
+        def call_at(*args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+            self.num_timers += 1
+            return self._call_at(*args, **kwargs)
+
+        def task_factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **kwargs: Any) -> asyncio.Task[Any]:
+            self.num_tasks += 1
+            return asyncio.Task(coroutine, loop=loop, **kwargs)
+
+        self._loop.call_at = call_at  # type: ignore[method-assign]
+        self._loop.set_task_factory(task_factory)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._loop.call_at
+        self._loop.set_task_factory(None)
 
 
 @pytest.mark.replay("G30")

@@ -263,6 +263,7 @@ def test_a_folder_that_is_removed_is_made_again(tmp_path: Path) -> None:
         assert num_kept(tmp_path) == 1
 
 
+@pytest.mark.replay("F24")
 def test_records_wait_for_a_disk_up_to_a_bound_and_the_rest_is_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

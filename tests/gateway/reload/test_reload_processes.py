@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,13 +85,16 @@ def write(path: Path, *models: dict[str, Any], **sections: Any) -> None:
 
 
 @asynccontextmanager
-async def serving(home: Path, *models: dict[str, Any], workers: int = 1, **sections: Any) -> AsyncIterator[Serving]:
+async def serving(
+    home: Path, *models: dict[str, Any], workers: int = 1, within: Sequence[str] = (), **sections: Any
+) -> AsyncIterator[Serving]:
+    """`within`: a command that becomes the one behind it."""
     config, log, port = home / "goodgate.json", home / "log", free_port()
     write(config, *models, **sections)
     words = ["serve", "--config", str(config), "--port", str(port), "--workers", str(workers)]
     with log.open("wb") as stderr:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "goodgate", *words,
+            *within, sys.executable, "-m", "goodgate", *words,
             cwd=ROOT, env={**os.environ, "GOODGATE_HOME": str(home)}, stdin=subprocess.DEVNULL, stderr=stderr,
         )  # fmt: skip
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
