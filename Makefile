@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 QUICK ?=
 
-.PHONY: demo cloud test check lint types format live matrix serve bakeoff setup clean help
+.PHONY: demo cloud test check lint types format live matrix serve bakeoff bench-gateway setup clean help
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-13s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.installed  ## chat with a real model, then race real engines and print the ranking (some minutes on a new machine)
 	@$(BIN)/python scripts/demo.py
@@ -43,6 +43,9 @@ serve: $(VENV)/.installed  ## serve the default model on 127.0.0.1:8080
 bakeoff: $(VENV)/.installed  ## the full race of every engine installed here; ENGINES=a,b chooses
 	@$(BIN)/goodgate models pull
 	@$(BIN)/goodgate arena run configs/scenarios/chat.yaml $(if $(ENGINES),--engines $(ENGINES))
+
+bench-gateway: $(VENV)/.installed-dev  ## measure the gateway beside its peers and write docs/performance.md; BENCH='soak --minutes 30' runs one part
+	@$(BIN)/goodgate bench-gateway $(or $(BENCH),all) --write docs/performance.md
 
 cloud: $(VENV)/cloud/.installed  ## add litellm in an environment of its own, so that the cloud adapter's tests run
 

@@ -28,6 +28,7 @@ ROOMS: dict[str, str | None] = {
     "gateway.commands.cli": None,
     "gateway.records.ledger_cli": None,
     "gateway.tenants.keys_cli": "keys",
+    "gateway.commands.bench.cli": "bench-gateway",
     "adapters.cli": "engines",
     "adapters.models.models_cli": "models",
     "arena.cli": "arena",

@@ -82,6 +82,7 @@ def create_app(
     ring = None if config.auth.required is False else KeyRing(KeyStore(home))
     fleet = Fleet(live, find_adapter=find_adapter, home=home)
     metrics = Metrics(fleet)
+    metrics.watch("goodgate_tasks", lambda: (((), len(asyncio.all_tasks())),))
     proven = None
     if config.evidence is not None:
         proven = ProvenGoodput(Path(config.evidence).expanduser(), fleet)

@@ -178,6 +178,9 @@ METRICS: tuple[Metric, ...] = (
         ("model", "priority", "cause"),
     ),
     Metric("goodgate_in_flight", "gauge", "Open generations.", _REPLICA),
+    Metric(
+        "goodgate_tasks", "gauge", "Tasks of the process: connections, requests, and what the gateway does by itself."
+    ),
     Metric("goodgate_replica_ready", "gauge", "1 if the replica can serve, be it after a load on demand.", _REPLICA),
     Metric("goodgate_replica_state", "gauge", "1 for the state that the replica is in.", (*_REPLICA, "state")),
     Metric(
