@@ -25,7 +25,7 @@ PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.
 )
 PATH = re.compile(r"`((?:gateway|adapters|native_engine|arena|configs|tests|docs|scripts)/[\w./-]*)`")
 COMMAND = re.compile(r"(?:`|^|\$ |= ?)goodgate ([a-z][^`\n]*)", re.MULTILINE)
-MAKE = re.compile(r"\bmake ([a-z]+)")
+MAKE = re.compile(r"\bmake ([a-z-]+)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
