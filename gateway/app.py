@@ -117,7 +117,7 @@ def create_app(
         salts=salts,
         prefixes=prefixes,
         proofs=proofs,
-        retries=config.retries,
+        live=live,
         index=index,
         is_verbatim=config.logs.verbatim,
     )

@@ -38,7 +38,7 @@ from gateway.attempts.deadline import within
 from gateway.attempts.hedging import Hedges
 from gateway.attempts.retries import Retries
 from gateway.attempts.tries import CONTINUATION, Try
-from gateway.config import RetriesConfig
+from gateway.config import Live
 from gateway.fan_out import fan_out
 from gateway.records.metrics import Metrics
 from gateway.records.prefixes import PrefixWatch
@@ -76,7 +76,7 @@ class Dispatcher:
         salts: Salts,
         prefixes: PrefixWatch,
         proofs: Proofs,
-        retries: RetriesConfig,
+        live: Live,
         index: PrefixIndex,
         is_verbatim: bool = False,
     ) -> None:
@@ -87,7 +87,7 @@ class Dispatcher:
         self._asks = Asks(fleet, index)
         self._router = Router(fleet, loader, gates, proofs, index)
         self._attempts = Attempts(fleet, gates, metrics, is_verbatim=is_verbatim)
-        self._retries = Retries(retries, metrics)
+        self._retries = Retries(live, metrics)
         self._hedges = Hedges(gates, metrics)
         self._metrics = metrics
         self._prefixes = prefixes

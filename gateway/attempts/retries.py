@@ -1,6 +1,6 @@
 """One attempt after the other, while the failures are such that the next one may do better.
 
-    retries = Retries(config.retries, metrics)
+    retries = Retries(live, metrics)
     with retries.request():
         answer = await retries.first_answer(stack, route, attempt, max_attempts=3)
 
@@ -23,7 +23,7 @@ from typing import TypeAlias, TypeVar
 from adapters.errors import GoodgateError, Overloaded
 from gateway.attempts.retry_budget import RetryBudget, pause_s
 from gateway.attempts.tries import Try
-from gateway.config import RetriesConfig
+from gateway.config import Live
 from gateway.records.metrics import Metrics
 from gateway.replicas.replica import Replica
 from gateway.routing.router import Resting
@@ -36,10 +36,10 @@ MakeAttempt: TypeAlias = Callable[[Replica, Try], AbstractAsyncContextManager[T]
 
 
 class Retries:
-    def __init__(self, config: RetriesConfig, metrics: Metrics) -> None:
-        self._max_wait_s = config.max_wait_s
+    def __init__(self, live: Live, metrics: Metrics) -> None:
+        self._live = live
         self._metrics = metrics
-        self._budget = RetryBudget(share=config.budget, floor=config.floor)
+        self._budget = RetryBudget()
         self._news = asyncio.Event()  # set, and replaced, when a retry gives its place back
 
     @contextmanager
@@ -54,7 +54,7 @@ class Retries:
     async def first_answer(self, stack: AsyncExitStack, route: Route, attempt: MakeAttempt[T], max_attempts: int) -> T:
         """The first answer, or the last failure. What answers stays open on the stack, and below it the route, which
         keeps its model loaded."""
-        pursuit = _Pursuit(max_attempts, patient_until=time.monotonic() + self._max_wait_s)
+        pursuit = _Pursuit(max_attempts, patient_until=time.monotonic() + self._live.retries.max_wait_s)
         while True:
             async with AsyncExitStack() as held:
                 try:
@@ -92,7 +92,7 @@ class Retries:
 
     async def _place(self, replica: Replica, failure: GoodgateError, patient_until: float) -> None:
         """Waits for a place in the budget. Raises the failure where there is none, or not in time."""
-        while (verdict := self._budget.verdict(time.monotonic())) != "go":
+        while (verdict := self._budget.verdict(time.monotonic(), self._live.retries)) != "go":
             try:
                 if verdict == "spent":
                     raise TimeoutError

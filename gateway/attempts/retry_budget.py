@@ -1,8 +1,8 @@
 """How many second tries the gateway may make, however many requests fail: a share of them all. Pure: times come in.
 
-    budget = RetryBudget(share=0.2, floor=10)
+    budget = RetryBudget()
     budget.opened(now)                     # a request has begun; `closed` when it ends
-    match budget.verdict(now):             # before a try that is not its first
+    match budget.verdict(now, rules):      # before a try that is not its first; `rules` are the `retries:` of now
         case "go": budget.lend()           # `repaid` when it is answered or over; `lost(now)` too if it has failed
 
 A retry that is answered was worth its place and gives it back; one that fails has spent it for ten seconds. So when one
@@ -17,6 +17,8 @@ import math
 from collections import deque
 from collections.abc import Callable
 from typing import Literal, TypeAlias
+
+from gateway.config import RetriesConfig
 
 WINDOW_S = 10
 
@@ -60,9 +62,7 @@ class Recent:
 class RetryBudget:
     """Of the requests that are open, or of those that began in the last ten seconds where these are more."""
 
-    def __init__(self, *, share: float, floor: int) -> None:
-        self._share = share
-        self._floor = floor
+    def __init__(self) -> None:
         self._begun = Recent()
         self._lost = Recent()
         self._num_open = 0
@@ -75,9 +75,9 @@ class RetryBudget:
     def closed(self) -> None:
         self._num_open -= 1
 
-    def verdict(self, now: float) -> Verdict:
+    def verdict(self, now: float, rules: RetriesConfig) -> Verdict:
         """May one more be made? `wait`: perhaps, once it is known what becomes of those that are under way."""
-        allowed = max(self._floor, math.floor(self._share * max(self._num_open, self._begun.total(now))))
+        allowed = max(rules.floor, math.floor(rules.budget * max(self._num_open, self._begun.total(now))))
         num_lost = self._lost.total(now)
         if num_lost >= allowed:
             return "spent"

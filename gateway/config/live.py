@@ -9,7 +9,7 @@ Whoever has to see a reload reads through it. What a request has read keeps to i
 
 from __future__ import annotations
 
-from gateway.config.schema import Config, ServerConfig
+from gateway.config.schema import Config, RetriesConfig, ServerConfig
 
 
 class Live:
@@ -21,3 +21,7 @@ class Live:
     @property
     def server(self) -> ServerConfig:
         return self.config.server
+
+    @property
+    def retries(self) -> RetriesConfig:
+        return self.config.retries

@@ -34,6 +34,7 @@ LIVE = frozenset(
         "goodput",
         "autoscale",
         "residency",
+        "retries",
         "reload",
         "models",
         "groups",

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 100
+CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # which may lead to the checkout
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +58,8 @@ def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: list[str], cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    variables = {**os.environ, **environment}
     done = subprocess.run(
-        command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        command, cwd=cwd, env=CLEAN | environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
@@ -102,6 +102,7 @@ def test_it_can_start_a_race(scripts: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "race")],
         cwd=tmp_path,
+        env=CLEAN,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

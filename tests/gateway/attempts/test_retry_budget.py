@@ -9,17 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.attempts.retry_budget import LONGEST_PAUSE_S, WINDOW_S, Recent, RetryBudget, pause_s
+from gateway.config import RetriesConfig
 
 
 def attempts_of(num_requests: int, *, answers_second: bool, max_attempts: int = 3, floor: int = 10) -> int:
     """All first attempts fail at once; then each request tries again as far as the budget lets it."""
-    budget = RetryBudget(share=0.2, floor=floor)
+    budget = RetryBudget()
+    rules = RetriesConfig(floor=floor)
     for _ in range(num_requests):
         budget.opened(0.0)
     num_attempts = num_requests
     for _ in range(num_requests):
         for _ in range(max_attempts - 1):
-            if budget.verdict(0.1) != "go":
+            if budget.verdict(0.1, rules) != "go":
                 break
             budget.lend()
             num_attempts += 1
@@ -46,26 +48,28 @@ def test_a_lone_request_has_its_tries() -> None:
 
 
 def test_retries_under_way_are_waited_for_when_they_hold_every_place() -> None:
-    budget = RetryBudget(share=0.2, floor=1)
+    budget = RetryBudget()
+    rules = RetriesConfig(floor=1)
     budget.opened(0.0)
     budget.lend()
-    assert budget.verdict(0.0) == "wait"
+    assert budget.verdict(0.0, rules) == "wait"
     budget.repaid()
-    assert budget.verdict(0.0) == "go"
+    assert budget.verdict(0.0, rules) == "go"
     budget.lost(0.0)
-    assert budget.verdict(0.0) == "spent"
-    assert budget.verdict(WINDOW_S - 0.1) == "spent"
-    assert budget.verdict(WINDOW_S) == "go"
+    assert budget.verdict(0.0, rules) == "spent"
+    assert budget.verdict(WINDOW_S - 0.1, rules) == "spent"
+    assert budget.verdict(WINDOW_S, rules) == "go"
 
 
 def test_requests_that_are_open_for_long_count_as_long_as_they_are() -> None:
-    budget = RetryBudget(share=0.5, floor=0)
+    budget = RetryBudget()
+    rules = RetriesConfig(budget=0.5, floor=0)
     for _ in range(4):
         budget.opened(0.0)
-    assert budget.verdict(1000.0) == "go"
+    assert budget.verdict(1000.0, rules) == "go"
     for _ in range(4):
         budget.closed()
-    assert budget.verdict(1000.0) == "spent"
+    assert budget.verdict(1000.0, rules) == "spent"
 
 
 @given(st.lists(st.floats(0, 60), max_size=50))

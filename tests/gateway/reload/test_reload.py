@@ -60,6 +60,21 @@ async def test_names_limits_and_groups_hold_at_once(start: Start) -> None:
     assert (await raw(gateway, head)).startswith(b"HTTP/1.1 408")
 
 
+async def test_how_much_is_tried_again_follows_at_once(start: Start, upstream_of: UpstreamOf) -> None:
+    async def failing(reply: Reply) -> None:
+        await reply.status(500, b"{}", "Connection: close")
+
+    upstream = await upstream_of(failing)
+    served = model(upstream.replica("a"), upstream.replica("b"), max_attempts=2)
+    gateway = await start(served, retries={"budget": 0, "floor": 0})
+    assert (await gateway.chat())[0] == 502
+    assert upstream.num_generations == 1
+    _, body = await gateway.reload(served, retries={"budget": 0, "floor": 5})
+    assert body["changed"] == ["retries.floor"]
+    assert (await gateway.chat())[0] == 502
+    assert upstream.num_generations == 3
+
+
 async def test_what_needs_a_restart_is_named_and_the_rest_holds(start: Start) -> None:
     gateway = await start(fake_model())
     status, body = await gateway.reload(
