@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import platform
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -123,7 +122,6 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         self._template: ChatTemplate | None = None
         self._tool_format: ToolFormat | None = None
         self._thinks_aloud = False
-        self._fingerprint = ""  # equal where the same prompt gives the same tokens
 
     @classmethod
     def launch_options(cls) -> type[NativeSettings]:
@@ -157,7 +155,6 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             raise not_installed(error) from error
         home = Path(self.options.home) if self.options.home else goodgate_home()
         path = _model_path(self.options.model, home)
-        self._fingerprint = _fingerprint(path, self.options.dtype)
         try:
             config = EngineConfig(**self._config_fields())
             return AsyncEngine.load(path, config, kernel_cache=_kernel_cache(home))
@@ -256,7 +253,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         try:
             prompt_ids = await self._encode(engine, request, pieces)
             _check_prompt(len(prompt_ids), request, engine.max_model_len)
-            teller = _teller(request, prompt_ids, self._fingerprint)
+            teller = _teller(request, prompt_ids, engine.identity)
             streams = [
                 engine.generate(
                     prompt_ids,
@@ -350,7 +347,7 @@ class _Teller:
         return Progress(ids, self._fingerprint)
 
 
-def _teller(request: GenerateRequest, prompt_ids: list[int], engine_fingerprint: str) -> _Teller | None:
+def _teller(request: GenerateRequest, prompt_ids: list[int], identity: str) -> _Teller | None:
     """None where nobody asks. Refuses to go on with what another model, another build or another prompt has begun."""
     from native_engine.async_engine import Replay
 
@@ -359,7 +356,7 @@ def _teller(request: GenerateRequest, prompt_ids: list[int], engine_fingerprint:
         return None
     if request.num_choices > 1:
         raise InvalidRequest("'continuation' is for one choice.", param="continuation")
-    fingerprint = hashlib.sha256(f"{engine_fingerprint} {prompt_ids}".encode()).hexdigest()[:32]
+    fingerprint = hashlib.sha256(f"{identity} {prompt_ids}".encode()).hexdigest()[:32]
     if not asked.ids:
         return _Teller(fingerprint, None)
     if asked.fingerprint != fingerprint:
@@ -458,22 +455,6 @@ def _template_of(engine: AsyncEngine) -> ChatTemplate | None:
 
 def _model_path(model: str, home: Path) -> Path:
     return ModelStore(home).get(model).path if is_store_name(model) else Path(model).expanduser()
-
-
-def _fingerprint(path: Path, dtype: str | None) -> str:
-    """Of what decides a greedy token: the model's files by name and size, the numbers, the code and the processor."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
-    sizes = [(each.name, each.stat().st_size) for each in files if each.is_file()]
-    return f"{sizes} {dtype} {version('goodgate')} {platform.machine()} {_processor()}"
-
-
-def _processor() -> str:
-    """Its kind, which chooses the kernels: others may round in another way."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _kernel_cache(home: Path) -> Path | None:

@@ -123,6 +123,7 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._run, args=(load_model, loaded), name="native-engine", daemon=True)
         self._thread.start()
         self.max_model_len = loaded.result().max_model_len
+        self.identity = loaded.result().identity
         self._tokenizer = loaded.result().tokenizer
         model = loaded.result().model_config
         self._grammars = GrammarCompiler(self._tokenizer, model.vocab_size, model.eos_token_ids)

@@ -18,6 +18,7 @@ from native_engine.capacity import MIB, bytes_per_token, num_blocks
 from native_engine.config import Dtype, EngineConfig, SchedulerConfig
 from native_engine.engine import Engine
 from native_engine.errors import InvalidParams
+from native_engine.identity import identity_of
 from native_engine.models.llama import Llama
 from native_engine.runner import ModelRunner
 from native_engine.sampler import Sampler
@@ -33,6 +34,7 @@ class LoadedModel:
     tokenizer: TextTokenizer
     model_config: ModelConfig
     max_model_len: int  # the most tokens of a request, prompt and output: the context, or the cache where that is less
+    identity: str  # equal where the same prompt gives the same tokens
 
 
 def load(path: Path, config: EngineConfig, *, kernel_cache: Path | None = None) -> LoadedModel:
@@ -43,8 +45,10 @@ def load(path: Path, config: EngineConfig, *, kernel_cache: Path | None = None) 
         raise InvalidParams(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model {checkpoint.config.vocab_size}."
         )
-    engine = make_engine(make_model(checkpoint, config, kernel_cache=kernel_cache), config)
-    return LoadedModel(engine, tokenizer, checkpoint.config, engine.max_len)
+    model = make_model(checkpoint, config, kernel_cache=kernel_cache)
+    engine = make_engine(model, config)
+    identity = identity_of(path, config, model, engine.max_len)
+    return LoadedModel(engine, tokenizer, checkpoint.config, engine.max_len, identity)
 
 
 def make_model(checkpoint: Checkpoint, config: EngineConfig, *, kernel_cache: Path | None = None) -> Llama:

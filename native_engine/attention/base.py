@@ -70,6 +70,7 @@ class Backend(Protocol):
     """For one model and one activation type. A returned tensor is valid until the next call of the same method."""
 
     name: str
+    kernels: str  # equal where the same code computes
 
     def add_rms_norm(
         self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float

@@ -50,6 +50,7 @@ class CPUBackend:
     name = "cpu"
 
     def __init__(self, config: ModelConfig, rope: RopeTable, dtype: torch.dtype, library: ctypes.CDLL) -> None:
+        self.kernels = Path(library._name).stem  # with the source, the flags, the compiler and the processor in it
         self._dtype = dtype
         self._rope = rope  # the kernels hold its addresses
         self._buffers: dict[str, torch.Tensor] = {}
@@ -146,7 +147,7 @@ def compile_kernels(source: Path, flags: list[str], cache_dir: Path) -> Path:
     if compiler is None:
         raise KernelsUnavailable(f"there is no C compiler ({', '.join(COMPILERS)}).")
     command = [compiler, *_flags(), *flags]
-    key = hashlib.sha256("\0".join([source.read_text(), *command, _compiler_version(compiler), _cpu()]).encode())
+    key = hashlib.sha256("\0".join([source.read_text(), *command, _compiler_version(compiler), processor()]).encode())
     target = cache_dir / f"{source.stem}-{key.hexdigest()[:20]}.so"
     _claim(cache_dir)
     if not target.exists():
@@ -206,7 +207,7 @@ def _compiler_version(compiler: str) -> str:
 
 
 @functools.cache
-def _cpu() -> str:
+def processor() -> str:
     """What -march=native depends on. On a shared home folder another machine must not load our instructions."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -14,7 +14,7 @@ from native_engine.weights import ModelConfig
 
 
 class TorchReference:
-    name = "torch"
+    name = kernels = "torch"
 
     def __init__(self, config: ModelConfig, rope: RopeTable, dtype: torch.dtype) -> None:
         self._config = config
