@@ -100,8 +100,8 @@ class Turnstile:
 
     def deadline(self, arrived: float, wish_s: float | None) -> float:
         """When the first token is late. A caller can wish for less than the model's target, not for more."""
-        times_s = [each for each in (self.rules.ttft_s, wish_s) if each is not None]
-        return arrived + (min(times_s) if times_s else self.rules.max_wait_s)
+        target_s = self.rules.max_wait_s if self.rules.ttft_s is None else self.rules.ttft_s
+        return arrived + (target_s if wish_s is None else min(target_s, wish_s))
 
     def arrive(self, entry: Entry, now: float) -> Arrival:
         """Decide on one that cannot be let in at once."""

@@ -5,9 +5,9 @@
     async with attempt(replica, Try()) as answer: ...
 
 Hedging doubles the work of a request, so it is off unless a model asks for it, and bounded then: a share of the
-requests, only to another replica of the same model that has nothing waiting, never while requests of the model wait for
-their turn. The loser is cancelled as soon as there is a winner, and the block does not end before it is gone. Both are
-attempts in the records: the loser's outcome is `lost`.
+requests, only to another replica of the same model that has nothing waiting and is not full, never while requests of
+the model wait for their turn. The loser is cancelled as soon as there is a winner, and the block does not end before it
+is gone. Both are attempts in the records: the loser's outcome is `lost`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Hedges:
         idle = [
             each
             for each in model.replicas
-            if each is not first and each.is_ready and not each.load.waiting and each.standing.may_serve(now)
+            if each is not first and each.has_room and not each.load.waiting and each.standing.may_serve(now)
         ]
         return min((each for each in idle if _can(each, check)), key=lambda each: each.open_tokens, default=None)
 

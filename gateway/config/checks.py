@@ -3,6 +3,7 @@ their engines can be asked to be."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -92,6 +93,10 @@ def _check_rules(config: Config) -> None:
 
 
 def _check_evidence(config: Config) -> None:
+    try:
+        Path(config.evidence or ".").expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"`evidence` lies in the home of nobody that is known here ({config.evidence!r}).") from error
     routings: list[tuple[str, str]] = [(each.name, each.routing) for each in config.models]
     routings += [(each.name, each.routing) for each in config.groups]
     for name, routing in routings:
@@ -125,7 +130,11 @@ def _check_admission(config: Config) -> None:
 
 
 def _check_quotas(config: QuotasConfig) -> None:
-    if "@" in urlsplit(config.store).netloc:
+    try:
+        has_secret = "@" in urlsplit(config.store).netloc
+    except ValueError as error:
+        raise ConfigError(f"`quotas.store` is no address: {error}.") from error
+    if has_secret:
         raise ConfigError("Do not write a secret in the file: use `password_env` or `password_file` (quotas).")
     secret = (config.username, config.password_env, config.password_file)
     if config.store == "file" and secret != (None, None, None):

@@ -112,8 +112,8 @@ def _read_secret(source: str, name: str, key: str, where: str) -> str:
         return value
     try:
         value = Path(name).expanduser().read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: it is in the home of nobody that is known here
+        reason = error.strerror if isinstance(error, OSError) else "it is not text, or that is no path"
         raise ConfigError(f"Cannot read the file {name!r} named by `{key}`: {reason} ({where}).") from error
     if not value:
         raise ConfigError(f"The file {name!r} named by `{key}` is empty ({where}).")

@@ -310,7 +310,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     responses: ResponsesConfig = ResponsesConfig()
     ledger: LedgerConfig = LedgerConfig()
     quotas: QuotasConfig = QuotasConfig()
-    evidence: Annotated[str, Meta(min_length=1)] | None = None
+    evidence: Annotated[str, Meta(pattern=r"^[^\x00]+\Z")] | None = None
     goodput: GoodputConfig = GoodputConfig()
     autoscale: AutoscaleConfig = AutoscaleConfig()
     retries: RetriesConfig = RetriesConfig()

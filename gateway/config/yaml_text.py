@@ -27,6 +27,8 @@ def _check_tokens(tokens: Iterable[yaml.Token]) -> None:
     for token in tokens:
         if isinstance(token, yaml.AliasToken):
             raise ConfigError("YAML aliases (`*name`) are not allowed in a configuration.")
+        if isinstance(token, yaml.TagToken):
+            raise ConfigError("YAML tags (`!!name`) are not allowed in a configuration.")
         depth += isinstance(token, _OPENINGS) - isinstance(token, _CLOSINGS)
         if depth > MAX_DEPTH:
             raise ConfigError(f"It is nested more than {MAX_DEPTH} levels deep, which no configuration is.")

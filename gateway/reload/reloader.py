@@ -84,10 +84,13 @@ class Reloader:
                     await self._asked.wait()
             is_asked = self._asked.is_set()
             self._asked.clear()
-            if self._is_closed or not (is_asked or await self._has_settled()):
-                continue
-            with suppress(ConfigError):  # it stands in the log, the metrics and the status
-                await self.reload("signal" if is_asked else "file")
+            try:
+                if not self._is_closed and (is_asked or await self._has_settled()):
+                    await self.reload("signal" if is_asked else "file")
+            except ConfigError:
+                pass  # it stands in the log, the metrics and the status
+            except Exception as error:  # nobody foresaw it; the next file may be put right
+                logs.error(_log, "a reload failed; the old configuration holds", error=error)
 
     async def reload(self, cause: Cause) -> Outcome:
         """What has changed. Raises `ConfigError` when the configuration is refused; then the old one holds."""

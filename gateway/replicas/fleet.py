@@ -99,7 +99,10 @@ class Fleet:
         for name, model in former.items():
             if self.models.get(name) is not model and not model.is_on_demand:  # who loads on demand, unloads as well
                 for replica in model.replicas:
-                    self.departures.see_off(replica, None)
+                    if replica.is_leaving:
+                        self._drop(replica, model)  # there is nobody left to stand in for
+                    else:
+                        self.departures.see_off(replica, None)
         self.groups = {group.name: self._adopted_group(group) for group in config.groups}
         self._named = (*self.models.values(), *self.groups.values())
         self._names = Names({name: named for named in self._named for name in (named.name, *named.config.aliases)})
@@ -117,6 +120,10 @@ class Fleet:
     def serving(self) -> list[Replica]:
         """With those that stand in for some that are not ready yet."""
         return [replica for model in self.models.values() for replica in model.replicas]
+
+    def knows(self, named: ServedModel) -> bool:
+        """It is still configured, under its name."""
+        return named.name in self.models or named.name in self.groups
 
     def resolve(self, name: str, caller: Key | None = None) -> ServedModel:
         """The model or group behind a name, an alias or a name that a pattern matches. One that the caller may not use
@@ -141,7 +148,7 @@ class Fleet:
         """What is routed within at a time: the whole, but for a group with models that are loaded on demand. Those are
         tried one after the other, so that none is loaded before it is wanted."""
         if isinstance(named.config, GroupConfig):
-            models = [self.models[name] for name in named.config.models]
+            models = [self.models[name] for name in named.config.models if name in self.models]  # not gone meanwhile
             if any(model.is_on_demand for model in models):
                 return models
         return [named]

@@ -65,6 +65,11 @@ class Replica:
         return self.state is State.READY
 
     @property
+    def has_room(self) -> bool:
+        """It is ready, and has no more open than its operator allows."""
+        return self.is_ready and (self.config.max_in_flight is None or self.in_flight < self.config.max_in_flight)
+
+    @property
     def started_adapter(self) -> EngineAdapter[Any]:
         assert self.adapter is not None  # routing offers only replicas that have started
         return self.adapter

@@ -84,7 +84,8 @@ class Router:
         if num_given == 0:
             if refusal is not None:
                 raise refusal
-            yield self._last_resort(chain[0], ask)
+            with await self._let_in(parts[0], trace, ask, on_late):
+                yield self._last_resort(chain[0], ask)
 
     async def _let_in(
         self, served: ServedModel, trace: Trace, ask: Ask, on_late: OnLate | None
@@ -135,6 +136,8 @@ class Router:
         for replica in model.replicas:
             if _was_well(replica) and replica.standing.may_try(now):
                 return replica
+        if not self._fleet.knows(model):
+            raise EngineUnavailable(f"Model {model.name!r} is not configured any more; /v1/models lists what is.")
         states = ", ".join(f"{replica.name} is {replica.state.value}" for replica in model.replicas)
         raise EngineUnavailable(
             f"No replica of model {model.name!r} is ready: {states}; /ready says why.",

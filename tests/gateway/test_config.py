@@ -97,6 +97,16 @@ VLLM = {"engine": "vllm", "options": {"url": "http://127.0.0.1:1"}}
         ({"models": [{**fake_model(), "aliases": ["a\n"]}]}, r"`models\[0\]\.aliases\[0\]`"),
         ({"models": [fake_model()], "quotas": {"store": "redis://x\n"}}, r"`quotas\.store`"),
         ({"models": [model({"engine": "vllm", "options": {"url": "http://x\n"}})]}, r"`url` has to look like http://"),
+        ({"models": [fake_model()], "quotas": {"store": "redis://["}}, r"`quotas\.store` is no address: "),
+        ({"models": [fake_model()], "evidence": "a\0b"}, r"`evidence`"),
+        ({"models": [fake_model()], "evidence": "~nobody-at-all/e.json"}, r"`evidence` lies in the home of nobody"),
+        *(
+            (
+                {"models": [model({"engine": "vllm", "options": {"url": "http://x", "api_key_file": path}})]},
+                r"named by `api_key_file`: it is not text, or that is no path",
+            )
+            for path in ("a\0b", "~nobody-at-all/key")
+        ),
         ([], r"must be a mapping"),
         (None, r"must be a mapping"),
     ],
@@ -117,7 +127,9 @@ def test_an_address_in_any_usual_form_is_taken(url: str) -> None:
     ("text", "sentence"),
     [
         ("models: [", "not valid YAML"),
-        ("models: !!python/object/apply:os.system ['true']", "not valid YAML"),
+        ("models: !!python/object/apply:os.system ['true']", "tags"),
+        ("models: !!timestamp x", "tags"),
+        ("models: !!bool x", "tags"),
         ("a: &a [x]\nb: *a", "aliases"),
         ("x" * (2 << 20), "larger than"),
         ("\x00", "not valid YAML"),
