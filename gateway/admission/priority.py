@@ -93,11 +93,11 @@ def _ttft_s(text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        milliseconds = float(text)
+        seconds = float(text) / 1e3
     except ValueError:
-        milliseconds = math.nan
-    if not 0 < milliseconds <= MAX_TTFT_MS:  # NaN is in no range
+        seconds = math.nan
+    if not 0 < seconds <= MAX_TTFT_MS / 1e3:  # NaN is in no range
         raise InvalidRequest(
             f"The header {TTFT_HEADER} holds milliseconds, more than 0 and at most {MAX_TTFT_MS}.", param=TTFT_HEADER
         )
-    return milliseconds / 1e3
+    return seconds

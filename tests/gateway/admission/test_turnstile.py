@@ -7,7 +7,7 @@ import random
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from multidict import CIMultiDict
 
@@ -171,6 +171,7 @@ def test_the_limit_leaves_what_it_cannot_judge() -> None:
 
 
 @given(st.one_of(st.text(max_size=8), st.floats().map(str)))
+@example("1e-321")  # more than 0, and no second of it is left
 def test_a_wish_is_a_number_of_milliseconds_or_refused(text: str) -> None:
     ttft_s = None
     with contextlib.suppress(InvalidRequest):
