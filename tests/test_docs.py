@@ -72,7 +72,9 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "tests/reliability.py"], ids=lambda page: page.name
+    "page",
+    [*PAGES, ROOT / "CHANGELOG.md", ROOT / "tests/reliability.py", ROOT / "tests/reported.py"],
+    ids=lambda page: page.name,
 )
 def test_every_command_that_a_page_names_exists_with_its_options(page: Path) -> None:
     root = typer.main.get_command(goodgate.build([]))

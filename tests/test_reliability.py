@@ -6,8 +6,9 @@ import re
 
 from tests import wire_faults
 from tests.fault_matrix import FAULT_MATRIX, SCENARIOS
-from tests.reliability import ATTACKS, FAULTS, page
+from tests.reliability import page
 from tests.replays import ROOT, replays
+from tests.reported import ATTACKS, FAULTS
 
 KNOWN = {**FAULTS, **ATTACKS, **FAULT_MATRIX, **SCENARIOS}
 

@@ -3,7 +3,7 @@
     for route, cases in BODIES.items():              # "/v1/chat/completions": {"A19 n huge": Bad(b"...", "n"), ...}
     num_cases()                                      # how many there are, all tables together
 
-A name begins with the number of the attack (tests/reliability.py) where it has one. Nothing here runs; see
+A name begins with the number of the attack (tests/reported.py) where it has one. Nothing here runs; see
 tests/gateway/test_bad_input.py.
 """
 
