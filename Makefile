@@ -44,8 +44,8 @@ bakeoff: $(VENV)/.installed  ## the full race of every engine installed here; EN
 	@$(BIN)/goodgate models pull
 	@$(BIN)/goodgate arena run configs/scenarios/chat.yaml $(if $(ENGINES),--engines $(ENGINES))
 
-bench-gateway: $(VENV)/.installed-dev  ## measure the gateway and write docs/performance.md; BENCH chooses: soak --minutes 30
-	@$(BIN)/goodgate bench-gateway $(or $(BENCH),soak) --write docs/performance.md
+bench-gateway: $(VENV)/.installed-dev  ## measure the gateway beside others and write docs/performance.md; BENCH chooses: BENCH='soak --minutes 30'
+	@$(BIN)/goodgate bench-gateway $(or $(BENCH),all) --write docs/performance.md
 
 cloud: $(VENV)/cloud/.installed  ## add litellm in an environment of its own, so that the cloud adapter's tests run
 

@@ -75,7 +75,7 @@ async def soak(*, minutes: float, rate: float, folder: Path, say: Callable[[str]
         config = folder / "gateway.yaml"
 
         def text(number: int) -> str:
-            return config_text(engines, weight=2 + number % 2, **SECTIONS)
+            return config_text([engine.port for engine in engines], weight=2 + number % 2, **SECTIONS)
 
         config.write_text(text(1))
         key = make_key(folder, role="admin")

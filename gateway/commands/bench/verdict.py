@@ -1,6 +1,6 @@
 """Whether something that ran for long stays as it is: slopes by least squares, and what is claimed of a soak. Pure.
 
-slope([(0, 90.0), (60, 90.1), ...])        # Slope(per_min=0.1, error=0.02)
+slope([(0, 90.0), (60, 90.1), ...])        # Slope(rate=0.1, error=0.02)
 claims(...)                                # each with what was found, and whether it holds
 """
 
@@ -28,17 +28,17 @@ class Sample(Struct, frozen=True):
 
 
 class Slope(Struct, frozen=True):
-    """`error` is the standard error; both a minute."""
+    """`error` is the standard error of the rate."""
 
-    per_min: float
+    rate: float
     error: float
 
     def is_flat(self, limit: float) -> bool:
         """No growth beyond the limit can be told from the noise."""
-        return self.per_min - 2 * self.error <= limit
+        return self.rate - 2 * self.error <= limit
 
     def __str__(self) -> str:
-        return f"{self.per_min:+.3f} ± {2 * self.error:.3f}"
+        return f"{self.rate:+.3f} ± {2 * self.error:.3f}"
 
 
 class Claim(Struct, frozen=True):
@@ -47,8 +47,8 @@ class Claim(Struct, frozen=True):
     holds: bool
 
 
-def slope(points: Sequence[tuple[float, float]]) -> Slope:
-    """Of values over seconds; an infinite error where there are too few to tell."""
+def slope(points: Sequence[tuple[float, float]], per: float = 60) -> Slope:
+    """Of values over seconds, by the minute; an infinite error where there are too few to tell."""
     n = len(points)
     if n < 3:
         return Slope(0.0, math.inf)
@@ -57,9 +57,9 @@ def slope(points: Sequence[tuple[float, float]]) -> Slope:
     spread = sum((x - mean_x) ** 2 for x, _ in points)
     if spread == 0:
         return Slope(0.0, math.inf)
-    per_s = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
-    rest = sum((y - mean_y - per_s * (x - mean_x)) ** 2 for x, y in points)
-    return Slope(per_s * 60, math.sqrt(rest / (n - 2) / spread) * 60)
+    each = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    rest = sum((y - mean_y - each * (x - mean_x)) ** 2 for x, y in points)
+    return Slope(each * per, math.sqrt(rest / (n - 2) / spread) * per)
 
 
 def slopes(samples: Sequence[Sample]) -> dict[str, Slope]:

@@ -12,12 +12,19 @@ from hypothesis import strategies as st
 
 from gateway.commands.bench import tables
 from gateway.commands.bench.clients import Outcome, judged, judged_whole
+from gateway.commands.bench.cost import FULL, Report, Row, claims, not_installed
 from gateway.commands.bench.engine import answer_text, last_events, token_event
 from gateway.commands.bench.faults import CYCLE
+from gateway.commands.bench.linear import linear
+from gateway.commands.bench.memory import memory, start
+from gateway.commands.bench.peers import chat_body
 from gateway.commands.bench.picture import drawn
+from gateway.commands.bench.processes import BenchError
 from gateway.commands.bench.soak import soak
+from gateway.commands.bench.streams import streams
 from gateway.commands.bench.tables import NoPlace, placed
 from gateway.commands.bench.verdict import slope
+from gateway.commands.bench.wrk import Timing, timing_of
 
 
 @pytest.mark.slow
@@ -85,7 +92,7 @@ def test_an_answer_in_one_piece_is_judged_by_its_words(status: int, body: str, o
 @given(st.floats(-10, 10), st.floats(-1000, 1000), st.lists(st.integers(0, 2000), min_size=3, max_size=40, unique=True))
 def test_the_slope_of_a_line_is_found_exactly_and_with_certainty(per_min: float, at_0: float, times: list[int]) -> None:
     found = slope([(at, at_0 + per_min * at / 60) for at in times])
-    assert found.per_min == pytest.approx(per_min, abs=1e-6)
+    assert found.rate == pytest.approx(per_min, abs=1e-6)
     assert found.error == pytest.approx(0, abs=1e-6)
 
 
@@ -94,8 +101,63 @@ def test_a_leak_is_told_from_noise() -> None:
     still = slope([(5.0 * number, 90 + each) for number, each in enumerate(noise)])
     leaking = slope([(5.0 * number, 90 + each + 0.5 * number / 12) for number, each in enumerate(noise)])
     assert still.is_flat(0.1)
-    assert leaking.per_min == pytest.approx(0.5, abs=0.05)
+    assert leaking.rate == pytest.approx(0.5, abs=0.05)
     assert not leaking.is_flat(0.1)
+
+
+@pytest.mark.slow
+def test_streams_memory_start_and_linear_measure_a_gateway_and_make_tables(tmp_path: Path) -> None:
+    """Small runs of each: what they found is not judged here, that they measure is."""
+    folders = [tmp_path / name for name in ("streams", "memory", "start", "linear")]
+    for folder in folders:
+        folder.mkdir()
+    many = streams(number=20, rounds=1, tokens=10, folder=folders[0], say=lambda line: None)
+    assert all(row.tokens_per_s > 0 and row.cpu_us > 0 and row.first_p50_ms > 0 for row in many.rows)
+    assert "20 arrivals" in tables.of_streams(many)
+    held = memory(requests=200, folder=folders[1], say=lambda line: None)
+    assert 10 < held.after_mb < 200
+    assert "after 200 requests" in tables.of_memory(held)
+    begun = start(rounds=1, folder=folders[2])
+    assert begun.seconds > 0
+    assert not begun.has_torch
+    grown = linear(rounds=1, folder=folders[3])
+    assert [row.sizes[-1] for row in grown.rows] == [8 << 20, 1 << 20]
+    assert "8 MiB" in tables.of_linear(grown)
+
+
+WRK = """
+  Thread Stats   Avg      Stdev     Max   +/- Stdev
+  Latency Distribution
+     50%  812.00us
+     75%    1.10ms
+  4500 requests in 5.00s, 3.10MB read
+Requests/sec:    900.00
+"""
+
+
+def test_what_wrk_has_said_is_read_in_ms_and_failures_are_no_figures() -> None:
+    timing = timing_of(WRK, "it", cpu=0.9)
+    assert (timing.p50_ms, timing.rps) == (pytest.approx(0.812), 900)
+    assert timing.cpu_us == pytest.approx(200)
+    with pytest.raises(BenchError, match="Non-2xx"):
+        timing_of(WRK + "  Non-2xx or 3xx responses: 17", "it", cpu=0.9)
+    with pytest.raises(BenchError, match="answered nothing"):
+        timing_of("unable to connect", "it", cpu=0)
+
+
+def test_a_peer_that_is_not_here_is_named_with_what_installs_it(tmp_path: Path) -> None:
+    timing = Timing(p50_ms=0.5, rps=5000, cpu_us=200)
+    rows = [Row(FULL, [timing, timing], 70.0), Row("SMG 1.13.0", [timing, timing], 20.0)]
+    report = Report("2026-11-30", "2 cores", rows, not_installed(tmp_path))
+    told = tables.of_cost(report)
+    assert "litellm[proxy]" in told
+    assert [claim.holds for claim in claims(report)] == [True, True, True]
+    slower = Report("2026-11-30", "2 cores", [rows[0], Row("SMG 1.13.0", [timing, Timing(0.1, 10_000, 90)], 20.0)], {})
+    assert [claim.holds for claim in claims(slower)] == [True, True, False]
+
+
+def test_the_chat_that_is_posted_is_of_400_bytes() -> None:
+    assert len(chat_body()) == 400
 
 
 def test_a_table_goes_between_its_marks_and_nowhere_else() -> None:
