@@ -112,7 +112,7 @@ def test_streams_memory_start_and_linear_measure_a_gateway_and_make_tables(tmp_p
     for folder in folders:
         folder.mkdir()
     many = streams(number=20, rounds=1, tokens=10, folder=folders[0], say=lambda line: None)
-    assert all(row.tokens_per_s > 0 and row.cpu_us > 0 and row.first_p50_ms > 0 for row in many.rows)
+    assert all(row.tokens_per_s > 0 and 0 < row.first_p50_ms <= row.first_p99_ms for row in many.rows)
     assert "20 arrivals" in tables.of_streams(many)
     held = memory(requests=200, folder=folders[1], say=lambda line: None)
     assert 10 < held.after_mb < 200
