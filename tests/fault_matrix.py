@@ -25,7 +25,7 @@ FAULT_MATRIX = {
     "F10": Fault("Two events in one piece, a character in two", "Events and text are those of the engine."),
     "F11": Fault("A line that is no SSE or no JSON", "An error in the stream; the gateway goes on."),
     "F13": Fault("A client reads a kilobyte a second, or nothing", "Others notice nothing; it is cut off in time."),
-    "F14": Fault("A client vanishes, in any phase", "The engine stops, and nothing is held for it any more.", LOAD),
+    "F14": Fault("A client vanishes, in any phase", "The engine stops, and nothing is held for it any more."),
     "F15": Fault("Bursts of 500, 502, 503, 429 and 529", "Retries keep to their budget, and to Retry-After."),
     "F17": Fault("All engines go down, and come back", "Fast 503s, few attempts, and use soon after."),
     "F18": Fault("One engine is ten times slower", "It loses its traffic; the others' share is served in time."),

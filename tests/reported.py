@@ -7,10 +7,6 @@ from __future__ import annotations
 
 from tests.replays import Fault
 
-NEEDS_LOAD = (
-    "it shows under hours of load: `goodgate bench-gateway soak` makes them and judges the slope, the suite cannot"
-)
-
 FAULTS = {
     "G01": Fault(
         "The engine goes on after the client of a whole answer has left",
@@ -40,7 +36,6 @@ FAULTS = {
     "G07": Fault(
         "Memory grows with every request",
         "Tasks that nobody refers to, caches without bounds (litellm#12685, #17784, #27954, #25219, #38193).",
-        open=NEEDS_LOAD,
     ),
     "G08": Fault(
         "The memory of prefixes grows without bounds",

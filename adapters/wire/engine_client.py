@@ -193,7 +193,9 @@ class EngineClient:
             if response.status == 200 and exchange.content_type in response.content_type:
                 while not reader.is_done and (data := await self._read(response, deadline, reader.num_chunks > 0)):
                     num_before = reader.num_chunks
-                    for chunk in reader.feed(data):
+                    chunks = reader.feed(data)
+                    del data  # whoever takes the chunks may be slow
+                    for chunk in chunks:
                         yield chunk
                     if reader.num_chunks > num_before:  # they have been taken from us: the clock starts now
                         deadline = now() + self._options.token_timeout_s

@@ -9,6 +9,8 @@ keep the answer, and an engine's work where that goes on, from everybody else.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import time
 from typing import Any
 
@@ -83,7 +85,9 @@ class Connection(RequestHandler):
             return
         if self._untaken - self.transport.get_write_buffer_size() >= MIN_TAKEN_BYTES:
             self._wait_until_taken()
-        else:
+        else:  # with a reset: the system need not keep for it what it will not take
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

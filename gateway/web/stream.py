@@ -95,7 +95,9 @@ class EventStream:
         self._last_write = self._loop.time()
         self._is_writing = True
         try:
-            await self._response.write(events)  # waits only when the client is far behind
+            await self._response.write(events)
+            if self._request.protocol.writing_paused:  # aiohttp would take 64 KiB more before it waits
+                await self._request.writer.drain()
         except ConnectionError as error:
             raise ClientLeft from error
         self._is_writing = False

@@ -4,15 +4,17 @@
     ...
     connection.close()                          # at once; whoever reads its answer is told
 
-It is driven by the event loop's callbacks alone: no task, and no timer but one `Alarm`. When an answer is complete and
-the connection may serve another, it says so through `on_idle`, before the reader of that answer has taken it. Whatever
-is not ours to read ends the connection: bytes after the end of an answer, or bytes that come while nothing is asked.
+It is driven by the event loop's callbacks alone: no task, and no timer but one `Alarm`. What is read lies in a buffer
+that it has in common with others until the parser, which is called at once, has taken what it wants of it. When an
+answer is complete and the connection may serve another, it says so through `on_idle`, before the reader of that answer
+has taken it. Whatever is not ours to read ends the connection: bytes after the end of an answer, or bytes that come
+while nothing is asked.
 """
 
 from __future__ import annotations
 
 import select
-from asyncio import AbstractEventLoop, BaseTransport, Protocol, Transport
+from asyncio import AbstractEventLoop, BaseTransport, BufferedProtocol, Transport
 from collections.abc import Callable
 from typing import cast
 
@@ -27,14 +29,16 @@ MAX_INTERIM = 16  # answers of the kind "100 Continue" before the real one
 MAX_AT_ONCE = 64 << 10  # a body up to this size leaves in one write with its head
 
 
-class Connection(Protocol):
+class Connection(BufferedProtocol):
     def __init__(
         self,
         loop: AbstractEventLoop,
+        buffer: memoryview,
         on_idle: Callable[[Connection], None],
         on_closed: Callable[[Connection], None],
     ) -> None:
         self._loop = loop
+        self._buffer = buffer
         self._on_idle = on_idle
         self._on_closed = on_closed
         self._alarm = Alarm(loop, self._expire)
@@ -110,13 +114,16 @@ class Connection(Protocol):
         parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True)
         self._socket_events.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._response is None or self._parser is None:
             self.close()  # nobody asked
             return
-        self._num_bare += len(data)
+        self._num_bare += nbytes
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(self._buffer[:nbytes])
         except HttpParserError as error:
             self._keeps_alive = False
             if not self._is_whole:

@@ -27,6 +27,7 @@ from adapters.wire.hop.connection import Connection
 from adapters.wire.hop.errors import ConnectTimeout, Dropped, NotAccepting, OutOfFiles, Unreachable
 from adapters.wire.hop.response import Response
 
+READ_BYTES = 16 << 10  # at once, so that little is held for a client that does not take it
 NAMES_KEPT_S = 10.0  # what a name stood for is not asked again
 NEXT_ADDRESS_AFTER_S = 0.25  # where a name has several, and the first one is slow (RFC 8305)
 
@@ -53,6 +54,7 @@ class Pool:
         self._connect_timeout_s = connect_timeout_s
         self._keepalive_s = keepalive_s
         self._loop = asyncio.get_running_loop()
+        self._buffer = memoryview(bytearray(READ_BYTES))
         self._all: set[Connection] = set()
         self._idle: deque[Connection] = deque()  # longest idle first
         self._sweep: asyncio.TimerHandle | None = None
@@ -144,7 +146,7 @@ class Pool:
         tls = _trusted_tls() if self._origin.is_tls else None
         try:
             _, connection = await self._loop.create_connection(
-                lambda: Connection(self._loop, self._keep, self._all.discard),
+                lambda: Connection(self._loop, self._buffer, self._keep, self._all.discard),
                 sock=sock, ssl=tls, server_hostname=self._origin.host if tls else None,
             )  # fmt: skip
         except BaseException:

@@ -16,7 +16,7 @@ from typing import Protocol
 from adapters.wire.hop.errors import CutOff, HopError
 from adapters.wire.hop.inflate import Inflater, inflater_for
 
-MAX_HELD_BYTES = 256 << 10  # before the socket is left alone
+MAX_HELD_BYTES = 16 << 10  # before the socket is left alone
 
 
 class Source(Protocol):

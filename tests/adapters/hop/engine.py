@@ -103,7 +103,7 @@ def request(url: str, body: bytes = b"{}") -> tuple[bytes, bytes]:
 
 
 async def whole(response: Response) -> bytes:
-    body = b""
+    body = bytearray()
     while data := await response.read(soon()):
         body += data
-    return body
+    return bytes(body)
