@@ -28,6 +28,8 @@ def load_config(path: Path, find_adapter: FindAdapter = registry.adapter_class) 
 def read_config_file(path: Path) -> bytes:
     """Its text, if it is one that can be read."""
     try:
+        if path.is_fifo():  # opening it waits for a writer, and what was read once is gone
+            raise ConfigError(f"The configuration {path} is a pipe; write a file, and give its path with --config.")
         with path.open("rb") as file:
             text = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:

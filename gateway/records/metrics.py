@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from math import inf
@@ -128,13 +128,13 @@ class Bounded:
     """The values that a label has: the first ones, as many as it may have, and "other" for the rest."""
 
     def __init__(self, label: Label) -> None:
-        self._cap = label.cap
+        self.label = label
         self._known = {OTHER}
 
     def __call__(self, value: str) -> str:
         if value in self._known:
             return value
-        if len(self._known) > self._cap:  # "other" is one more
+        if len(self._known) > self.label.cap:  # "other" is one more
             return OTHER
         self._known.add(value)
         return value
@@ -185,8 +185,8 @@ class _Family(Collector):
     def collect(self) -> Iterator[Any]:
         family = self._empty_family()
         if self.read is not None:
-            for values, value in self.read():
-                family.add_metric(self._bounded(values), value)
+            for values, value in _within(self._bounds, self.read()):
+                family.add_metric(values, value)
         else:
             for values, series in self._series.items():
                 family.add_metric(values, *self._told(series))
@@ -205,6 +205,17 @@ class _Family(Collector):
 
     def _empty_family(self) -> Any:
         return _FAMILIES[self._metric.kind](self._metric.name, self._metric.help, labels=self._metric.labels)
+
+
+def _within(bounds: Sequence[Bounded], readings: Iterable[tuple[Values, float]]) -> Iterable[tuple[Values, float]]:
+    """What is read, within the caps as of now: names that a reload has taken out make room for those that came. What is
+    beyond them is one series, of the sum."""
+    fresh = [Bounded(bound.label) for bound in bounds]
+    told: dict[Values, float] = {}
+    for values, value in readings:
+        within = tuple(bound(each) for bound, each in zip(fresh, values, strict=True))
+        told[within] = told.get(within, 0) + value
+    return told.items()
 
 
 _FAMILIES: Mapping[Kind, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]] = {

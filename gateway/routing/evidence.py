@@ -12,6 +12,7 @@ to a replica if its model is the replica's (or an alias of it), and its engine i
 from __future__ import annotations
 
 import hashlib
+import stat
 import threading
 from collections.abc import Iterator
 from datetime import datetime
@@ -140,6 +141,8 @@ class ProvenGoodput:
             if stamp == self._stamp:
                 return
             self._stamp = stamp
+            if stat.S_ISFIFO(status.st_mode):  # it would be waited for
+                raise EvidenceError("It is a pipe; copy the race's own file here.")
             if status.st_size > MAX_BYTES:
                 raise EvidenceError(f"It is larger than {MAX_BYTES} bytes.")
             self._evidence = parse_evidence(self._path.read_bytes())

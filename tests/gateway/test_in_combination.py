@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.admission.priority import TTFT_HEADER
 from gateway.app import GATES
+from gateway.config import ConfigError, load_config
 from gateway.replicas.replica import State
 from tests.gateway.rig import HELLO, Reply, Start, fake, fake_model, free_port, model, until
 
@@ -142,3 +145,26 @@ async def test_a_fault_that_nobody_foresaw_in_one_file_does_not_end_the_watch_ov
     gateway.source.data = {**gateway.source.data, "models": [{**fake_model(), "aliases": ["good"]}]}
     await until(lambda: "good" in gateway.fleet.models["m"].config.aliases)
     assert (await gateway.chat(model="good"))[0] == 200
+
+
+async def test_replicas_that_come_and_go_by_reloads_are_never_two_series_of_one_name(start: Start) -> None:
+    """Prometheus drops what a scrape has twice, so after a thousand names nobody saw how replicas fare."""
+    gateway = await start(fake_model())
+    for round_ in range(3):
+        await gateway.reload(model(*(fake(f"r{round_}-{number}") for number in range(400))))
+        async with gateway.client.get(f"{gateway.url}/metrics") as response:
+            text = await response.text()
+        series = [line.rsplit(" ", 1)[0] for line in text.splitlines() if not line.startswith("#")]
+        assert len(series) == len(set(series))
+        assert f'goodgate_in_flight{{engine="fake",model="m",replica="r{round_}-399"}} 0.0' in text
+
+
+async def test_a_pipe_in_the_place_of_a_file_stops_nothing(start: Start, tmp_path: Path) -> None:
+    """Opening one waits for a writer: a reload never ended, and for the evidence the whole event loop stood still."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="is a pipe"):
+        load_config(pipe)
+    gateway = await start({**fake_model(), "routing": "goodput"}, evidence=str(pipe))
+    assert (await gateway.chat())[0] == 200
+    assert "It is a pipe" in (await gateway.get("/admin/autoscale/m"))[1]["reason"]
