@@ -147,19 +147,14 @@ class EngineAdapter(ABC, Generic[O]):
 
     def check_parameters(self, request: GenerateRequest) -> None:
         """Refuse what this engine cannot honour, naming the field and the engine."""
-        prompt_field = "messages" if isinstance(request, ChatRequest) else "prompt"
-        if not (self.capabilities.chat if isinstance(request, ChatRequest) else self.capabilities.completions):
-            raise UnsupportedParameter(prompt_field, self.engine)
-        if (
-            not isinstance(request, ChatRequest)
-            and isinstance(request.prompt, list)
-            and not self.capabilities.token_prompts
-        ):
-            raise UnsupportedParameter("prompt", self.engine)
+        capabilities = self.capabilities
         if isinstance(request, ChatRequest):
-            check_parts(request.messages, self.capabilities.parts, self.engine)
-        refused = set_fields(request) - self.capabilities.parameters - INFORMATIONAL - {prompt_field}
-        for field in sorted(refused):
+            if not capabilities.chat:
+                raise UnsupportedParameter("messages", self.engine)
+            check_parts(request.messages, capabilities.parts, self.engine)
+        elif not capabilities.completions or (isinstance(request.prompt, list) and not capabilities.token_prompts):
+            raise UnsupportedParameter("prompt", self.engine)
+        for field in sorted(set_fields(request) - capabilities.parameters - _TAKEN_BY_ALL):
             if _asks_for_one_call(field, request) or not is_default(field, getattr(request, field)):
                 raise UnsupportedParameter(field, self.engine)
 
@@ -197,6 +192,9 @@ def check_parts(messages: Sequence[Message], taken: Collection[PartKind], engine
         for place, kind in message.other_parts():
             if kind not in taken:
                 raise UnsupportedContent(kind, f"messages[{at}].content[{place}]", engine)
+
+
+_TAKEN_BY_ALL = INFORMATIONAL | {"messages", "prompt"}
 
 
 def _operation(request: TokenizeRequest) -> str:

@@ -14,6 +14,8 @@ protocol.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -129,12 +131,13 @@ class Message(Struct, kw_only=True):
             return "".join(part.text for part in self.content if isinstance(part, TextPart | RefusalPart))
         return self.content or ""
 
-    def other_parts(self) -> list[tuple[int, PartKind]]:
+    def other_parts(self) -> Sequence[tuple[int, PartKind]]:
         """Places and kinds of the parts that are no text."""
-        parts = self.content if isinstance(self.content, list) else []
+        if not isinstance(self.content, list):
+            return ()
         return [
             (place, "image_url" if isinstance(part, ImagePart) else "input_audio")
-            for place, part in enumerate(parts)
+            for place, part in enumerate(self.content)
             if isinstance(part, ImagePart | AudioPart)
         ]
 
@@ -175,8 +178,9 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = False  # padding against eavesdroppers who measure events; never changes the text
 
 
-class GenerationFields(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What chat and completions have in common. Ranges are those of the OpenAI and vLLM references."""
+class GenerationFields(Struct, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """What chat and completions have in common. Ranges are those of the OpenAI and vLLM references. A request is never
+    changed, only copied."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     max_tokens: Positive | UnsetType | None = UNSET
@@ -198,6 +202,12 @@ class GenerationFields(Struct, kw_only=True, forbid_unknown_fields=True):
     user: Label | UnsetType | None = UNSET
     cache_salt: CacheSalt | UnsetType = UNSET
     continuation: Continuation | UnsetType = UNSET
+
+    @cached_property
+    def given(self) -> frozenset[str]:
+        """What `set_fields` tells; several ask, and there are forty fields to look at."""
+        values = zip(self.__struct_fields__, msgspec.structs.astuple(self), strict=True)
+        return frozenset([field for field, value in values if value is not UNSET and value is not None])
 
     @property
     def salt(self) -> str | None:
@@ -410,8 +420,7 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
 
 def set_fields(request: GenerateRequest) -> frozenset[str]:
     """Names of the fields sent with a value. An explicit null counts as not sent, as OpenAI treats it."""
-    values = zip(request.__struct_fields__, msgspec.structs.astuple(request), strict=True)
-    return frozenset([field for field, value in values if value is not UNSET and value is not None])
+    return request.given
 
 
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {

@@ -56,7 +56,7 @@ class ToolDeltas:
 
     @property
     def has_called(self) -> bool:
-        return any(call.has_head for call in self._calls)
+        return bool(self._calls) and any(call.has_head for call in self._calls)
 
     def read(self, raw: Raw) -> Raw | None:
         """Raises `msgspec.DecodeError` for what are no deltas of tool calls."""
@@ -65,6 +65,8 @@ class ToolDeltas:
 
     def finish(self) -> Raw | None:
         """What was waiting. Raises `msgspec.ValidationError` for arguments of no function."""
+        if not self._calls:
+            return None
         if any(call.waiting and not call.name for call in self._calls):
             raise msgspec.ValidationError("A tool call has no name.")
         told = [self._head(call) for call in self._calls if call.name and not call.has_head]

@@ -22,7 +22,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from types import TracebackType
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -91,7 +92,7 @@ class EngineClient:
     def __init__(self, engine: str, options: HTTPOptions, *, keeps_connections: bool = True) -> None:
         self.engine = engine
         self.url = options.url.rstrip("/").removesuffix("/v1")
-        self._options = options
+        self.options = options
         self._keepalive_s = KEEPALIVE_S if keeps_connections else 0.0
         self._is_started = False
         self._headers = HEADERS
@@ -100,7 +101,7 @@ class EngineClient:
         self._farewells: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        key = self._options.api_key or secret(self._options.api_key_env)
+        key = self.options.api_key or secret(self.options.api_key_env)
         authorization = f"Bearer {key}" if key else _basic(self.url)
         self._headers = {**HEADERS, "Authorization": authorization} if authorization else HEADERS
         self._is_started = True
@@ -126,7 +127,7 @@ class EngineClient:
 
     async def _ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         deadline = asyncio.get_running_loop().time() + PROBE_TIMEOUT_S
-        response = await self._send(method, path, body, headers, deadline)
+        response = await self.send(method, path, body, headers, deadline)
         try:
             answer = await _read_plain(response, deadline)
         except (HopError, TimeoutError) as error:
@@ -142,13 +143,13 @@ class EngineClient:
 
         Whoever leaves early closes the socket, and with it the engine's work.
         """
-        deadline = asyncio.get_running_loop().time() + self._options.first_token_timeout_s
+        deadline = asyncio.get_running_loop().time() + self.options.first_token_timeout_s
         headers = {**outgoing.HEADERS.get(), **post.headers}
-        response = await self._send("POST", post.path, msgspec.json.encode(post.body), headers, deadline)
+        response = await self.send("POST", post.path, msgspec.json.encode(post.body), headers, deadline)
         try:
             if response.status != 200:
-                raise await self._refusal(post.path, response, deadline)
-            return await self._read_answer(response, deadline)
+                raise await self.refusal(post.path, response, deadline)
+            return await self.read_answer(response, deadline)
         finally:
             response.close()  # at the end of an answer its connection is back in the pool already
 
@@ -182,46 +183,18 @@ class EngineClient:
 
     # ----------------------------------------------------------------------------------------------------- generation
 
+    def reply(self, exchange: Exchange, *, request_id: str) -> Reply:
+        """What the engine answers, read by read."""
+        return Reply(self, exchange, request_id)
+
     async def stream(self, exchange: Exchange, *, request_id: str) -> AsyncGenerator[Chunk, None]:
-        reader, now = exchange.reader, asyncio.get_running_loop().time
-        deadline = now() + self._options.first_token_timeout_s
-        response: Response | None = None
-        try:
-            headers = {**outgoing.HEADERS.get(), "X-Request-Id": request_id, **exchange.headers}
-            body = msgspec.json.encode(exchange.body)
-            response = await self._send("POST", exchange.path, body, headers, deadline)
-            if response.status == 200 and exchange.content_type in response.content_type:
-                while not reader.is_done and (data := await self._read(response, deadline, reader.num_chunks > 0)):
-                    num_before = reader.num_chunks
-                    chunks = reader.feed(data)
-                    del data  # whoever takes the chunks may be slow
-                    for chunk in chunks:
-                        yield chunk
-                    if reader.num_chunks > num_before:  # they have been taken from us: the clock starts now
-                        deadline = now() + self._options.token_timeout_s
-                last = reader.finish()
-                if not reader.is_cut:
-                    await _drain(response, now() + DRAIN_TIMEOUT_S)
-            else:
-                last = await self._whole(exchange, response, deadline)
-        except (GeneratorExit, asyncio.CancelledError, EngineTimeout, EngineProtocolError):
-            self._say_farewell(exchange)
-            raise
-        finally:
-            if response is not None:
-                response.close()  # where it is not complete: nothing else stops the engine
-        if reader.is_cut:
-            self._say_farewell(exchange)
-        for chunk in last:
-            yield chunk
+        """The same, chunk by chunk."""
+        with self.reply(exchange, request_id=request_id) as reply:
+            while (chunks := await reply.read()) is not None:
+                for chunk in chunks:
+                    yield chunk
 
-    async def _whole(self, exchange: Exchange, response: Response, deadline: float) -> list[Chunk]:
-        """The chunks of an answer that is no stream, where it is one at all."""
-        if response.status != 200 or exchange.read_whole is None or response.content_type != "application/json":
-            raise await self._refusal(exchange.path, response, deadline)
-        return exchange.read_whole(await self._read_answer(response, deadline))
-
-    async def _send(self, method: str, path: str, body: bytes, headers: Mapping[str, str], deadline: float) -> Response:
+    async def send(self, method: str, path: str, body: bytes, headers: Mapping[str, str], deadline: float) -> Response:
         if not self._is_started:
             raise EngineUnavailable(f"The adapter of the engine {self.engine!r} is not started.")
         try:
@@ -236,23 +209,26 @@ class EngineClient:
         origin = Origin.of(url)
         pool = self._pools.get(origin)
         if pool is None:
-            timeout_s = self._options.connect_timeout_s
+            timeout_s = self.options.connect_timeout_s
             pool = Pool(origin, connect_timeout_s=timeout_s, keepalive_s=self._keepalive_s)
             self._pools[origin] = pool
         way = Way(pool, request.opening(method, url, self._headers))
         self._ways[method, path] = way
         return way
 
-    async def _read(self, response: Response, deadline: float, has_begun: bool) -> bytes:
+    async def read(self, response: Response, deadline: float, has_begun: bool) -> bytes:
         try:
             return await response.read(deadline)
         except (HopError, TimeoutError) as error:
             raise self._translated(error, has_begun) from error
 
-    async def _read_answer(self, response: Response, deadline: float) -> bytes:
+    async def read_answer(self, response: Response, deadline: float) -> bytes:
         """The body of work that is answered in one piece."""
-        body = bytearray()
-        while data := await self._read(response, deadline, has_begun=False):
+        first = await self.read(response, deadline, has_begun=False)
+        if response.is_read:  # as small ones are
+            return first
+        body = bytearray(first)
+        while data := await self.read(response, deadline, has_begun=False):
             body += data
             if len(body) > MAX_ANSWER_BYTES:
                 raise InvalidRequest(
@@ -261,7 +237,7 @@ class EngineClient:
                 )
         return bytes(body)
 
-    async def _refusal(self, path: str, response: Response, deadline: float) -> GoodgateError:
+    async def refusal(self, path: str, response: Response, deadline: float) -> GoodgateError:
         """The error that an answer means which is not a stream."""
         try:
             body = await _read_plain(response, min(deadline, asyncio.get_running_loop().time() + PROBE_TIMEOUT_S))
@@ -280,7 +256,7 @@ class EngineClient:
             return UnsupportedOperation(f"the route {path}", self.engine)
         return error_from_response(self.engine, response.status, body, response.header(b"retry-after") or None)
 
-    def _say_farewell(self, exchange: Exchange) -> None:
+    def say_farewell(self, exchange: Exchange) -> None:
         """Tell the engine that we are gone, without waiting for its answer: our own end must not depend on it."""
         if exchange.farewell is not None and self._is_started:
             task = asyncio.get_running_loop().create_task(self._send_farewell(exchange.farewell))
@@ -297,7 +273,7 @@ class EngineClient:
             return HostExhausted("This host has no file descriptor left to reach an engine with; try again shortly.")
         who = f"The engine {self.engine!r} at {self.url}"
         if isinstance(error, ConnectTimeout):
-            return EngineTimeout(f"{who} did not accept a connection in {self._options.connect_timeout_s:g} s.")
+            return EngineTimeout(f"{who} did not accept a connection in {self.options.connect_timeout_s:g} s.")
         if isinstance(error, TimeoutError):
             waited_for = "between tokens" if has_begun else "before the first piece of its answer"
             return EngineTimeout(f"{who} was silent for too long {waited_for}.")
@@ -311,6 +287,78 @@ class EngineClient:
             return EngineUnavailable(f"{who} dropped the connection before it answered.")
         assert isinstance(error, BadHTTP)
         return EngineProtocolError(f"{who} does not speak HTTP as it should.")
+
+
+class Reply:
+    """One generation: sent with the first read. Leaving the block ends it, and what is not whole by then stops the
+    engine. Each chunk passes here, and no generator has to be woken for it."""
+
+    __slots__ = ("_client", "_deadline", "_exchange", "_num_chunks", "_request_id", "_response")
+
+    def __init__(self, client: EngineClient, exchange: Exchange, request_id: str) -> None:
+        self._client = client
+        self._exchange = exchange
+        self._request_id = request_id
+        self._response: Response | None = None
+        self._num_chunks = 0  # before the last read
+        self._deadline: float | None = 0.0  # None: it is over
+
+    def __enter__(self) -> Reply:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._response is not None:
+            self._response.close()  # where it is not complete: nothing else stops the engine
+        if isinstance(error, GeneratorExit | asyncio.CancelledError | EngineTimeout | EngineProtocolError):
+            self._client.say_farewell(self._exchange)
+
+    async def read(self) -> Iterable[Chunk] | None:
+        """What has come with the next read, made lazily: an error that the engine reports comes after what preceded it.
+        None when it is over."""
+        if self._deadline is None:
+            return None
+        if self._response is None:
+            self._response = response = await self._sent()
+            if response.status != 200 or self._exchange.content_type not in response.content_type:
+                return self._at_end(await self._whole(response))
+        return await self._next(self._response)
+
+    async def _sent(self) -> Response:
+        client, exchange = self._client, self._exchange
+        self._deadline = asyncio.get_running_loop().time() + client.options.first_token_timeout_s
+        headers = {**outgoing.HEADERS.get(), "X-Request-Id": self._request_id, **exchange.headers}
+        return await client.send("POST", exchange.path, msgspec.json.encode(exchange.body), headers, self._deadline)
+
+    async def _next(self, response: Response) -> Iterable[Chunk]:
+        reader = self._exchange.reader
+        if reader.num_chunks > self._num_chunks:  # they have been taken from us: the clock starts now
+            self._deadline = asyncio.get_running_loop().time() + self._client.options.token_timeout_s
+            self._num_chunks = reader.num_chunks
+        assert self._deadline is not None
+        if not reader.is_done and (data := await self._client.read(response, self._deadline, self._num_chunks > 0)):
+            return reader.feed(data)  # the read itself is not held here: whoever takes the chunks may be slow
+        last = reader.finish()
+        if not reader.is_cut:
+            await _drain(response)
+        return self._at_end(last)
+
+    async def _whole(self, response: Response) -> list[Chunk]:
+        """The chunks of an answer that is no stream, where it is one at all."""
+        client, exchange = self._client, self._exchange
+        assert self._deadline is not None
+        if response.status != 200 or exchange.read_whole is None or response.content_type != "application/json":
+            raise await client.refusal(exchange.path, response, self._deadline)
+        return exchange.read_whole(await client.read_answer(response, self._deadline))
+
+    def _at_end(self, last: list[Chunk]) -> list[Chunk]:
+        self._deadline = None
+        if self._response is not None:
+            self._response.close()
+        if self._exchange.reader.is_cut:
+            self._client.say_farewell(self._exchange)
+        return last
 
 
 def _basic(url: str) -> str:
@@ -331,8 +379,9 @@ async def _read_plain(response: Response, deadline: float) -> bytes:
     return bytes(body)
 
 
-async def _drain(response: Response, deadline: float) -> None:
+async def _drain(response: Response) -> None:
     """Read the end of a stream whose content is complete. Whatever keeps it from ending costs only the connection."""
+    deadline = asyncio.get_running_loop().time() + DRAIN_TIMEOUT_S
     with contextlib.suppress(HopError, TimeoutError):
         while not response.is_complete and await response.read(deadline):
             pass

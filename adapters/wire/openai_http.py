@@ -222,10 +222,10 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
         await self.prepare(request)
         self.check_parameters(request)
         try:
-            exchange = await self.exchange(request, request_id)
-            async with contextlib.aclosing(self.client.stream(exchange, request_id=request_id)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            with self.client.reply(await self.exchange(request, request_id), request_id=request_id) as reply:
+                while (chunks := await reply.read()) is not None:
+                    for chunk in chunks:
+                        yield chunk
         except ModelNotFound:
             self._forget_model()
             raise

@@ -86,7 +86,7 @@ def request_body(request: GenerateRequest, dialect: Dialect, model: str) -> dict
         value = getattr(request, field)
         convert = dialect.conversions.get(field)
         body[dialect.renames.get(field, field)] = convert(value) if convert else value
-    return {**dialect.defaults, **body}
+    return {**dialect.defaults, **body} if dialect.defaults else body
 
 
 def _sendable(request: GenerateRequest) -> frozenset[str]:
@@ -209,7 +209,7 @@ class StreamReader:
     ) -> None:
         self._engine = engine
         self._on_unknown_reason = on_unknown_reason
-        self._splitter = EventSplitter(who=f"The engine {engine!r}")
+        self._splitter: EventSplitter | None = None  # an answer in one piece needs none
         self._num_choices = request.num_choices
         self._max_pieces = max_pieces(request)
         self._converts_logprobs = dialect.completion_logprobs_look_like_chat and not isinstance(request, ChatRequest)
@@ -217,7 +217,8 @@ class StreamReader:
         self._leaves_out_tool_reason = dialect.leaves_out_tool_reason
         self._reason_after_calls: FinishReason = "stop" if _names_a_function(request) else "tool_calls"
         call_ids: set[str] = set()
-        self._calls = [ToolDeltas(call_ids, names_grow=dialect.tool_names_grow) for _ in range(self._num_choices)]
+        names_grow = dialect.tool_names_grow
+        self._calls = [ToolDeltas(call_ids, names_grow=names_grow) for _ in range(self._num_choices)]
         self._finished: set[int] = set()
         self._num_pieces = 0
         self._text_offsets = [0] * self._num_choices
@@ -230,6 +231,8 @@ class StreamReader:
 
         Raises that error, and `EngineProtocolError` for nonsense.
         """
+        if self._splitter is None:
+            self._splitter = EventSplitter(who=f"The engine {self._engine!r}")
         return self._read(self._splitter.feed(data))
 
     def read_whole(self, body: bytes) -> list[Chunk]:
@@ -243,7 +246,7 @@ class StreamReader:
 
     def finish(self) -> list[Chunk]:
         """The stream is over: what was left in it, and the usage. Raises `StreamInterrupted` if it ended too early."""
-        rest = list(self._read(self._splitter.close()))
+        rest = [] if self._splitter is None else list(self._read(self._splitter.close()))
         if self._leaves_out_tool_reason and self._usage is not None:  # the account comes with the last token only
             rest.extend(self._untold_ends())
         if len(self._finished) < self._num_choices:

@@ -49,6 +49,11 @@ class Response:
         """Nothing more will come, and nothing went wrong."""
         return self._source is None and self._error is None
 
+    @property
+    def is_read(self) -> bool:
+        """Complete, and everything has been taken."""
+        return self.is_complete and not self._pieces and self._inflater is None
+
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")
 
