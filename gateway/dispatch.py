@@ -19,7 +19,7 @@ ids of another would mean something else.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -181,8 +181,8 @@ class Dispatcher:
         self, model: ServedModel, trace: Trace, ask: Ask, broken: Answer, rest: GenerateRequest
     ) -> AsyncIterator[Answer]:
         """The rest of an answer, by another replica than the one that broke off."""
-        async with aclosing(self._router.route([model], partial(self._check, rest), trace, ask)) as replicas:
-            async for replica in replicas:
+        with closing(self._router.route([model], partial(self._check, rest), trace, ask)) as route:
+            async for replica in route:
                 if replica is not broken.by:
                     how = Try(why=CONTINUATION)
                     async with self._attempts.generate(trace, rest, None, ask, replica, how) as answer:
@@ -215,7 +215,7 @@ def _answer_of(opens: Sequence[OpenAnswer], model: ServedModel, num_choices: int
 @asynccontextmanager
 async def _joined(opens: Sequence[OpenAnswer], model: ServedModel, num_choices: int) -> AsyncIterator[Answer]:
     async with fan_out(opens, num_choices) as chunks:
-        yield Answer(model.name, await anext(chunks), chunks, _counted_already)
+        yield Answer(model.name, [await anext(chunks)], chunks, _counted_already)
 
 
 def _counted_already(_: Usage) -> None:

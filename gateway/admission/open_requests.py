@@ -10,8 +10,8 @@ Whether one may come in decides capacity.py, which is pure; here is the count th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 
 from adapters.errors import InvalidRequest
 from gateway.admission import capacity
@@ -28,8 +28,7 @@ class OpenRequests:
         self._tasks: set[asyncio.Task[None]] = set()
         self._hurry = asyncio.Event()
 
-    @contextmanager
-    def admitted(self, num_wanted: int) -> Iterator[None]:
+    def admitted(self, num_wanted: int) -> AbstractContextManager[None]:
         """Counts the generations of the current task's request for as long as the block lasts."""
         if num_wanted > self.max_in_flight:
             raise InvalidRequest(f"One request may hold at most {self.max_in_flight} prompts.", param="prompt")
@@ -45,11 +44,11 @@ class OpenRequests:
         assert task is not None
         self.in_flight += num_wanted
         self._tasks.add(task)
-        try:
-            yield
-        finally:
-            self.in_flight -= num_wanted
-            self._tasks.discard(task)
+        return _Place(self, num_wanted, task)
+
+    def leave(self, num: int, task: asyncio.Task[None]) -> None:
+        self.in_flight -= num
+        self._tasks.discard(task)
 
     async def drain(self, timeout_s: float, *, after_s: float = 0) -> None:
         """Say that the end is near, and serve for `after_s` until load balancers know. Then refuse what is new, let
@@ -78,3 +77,17 @@ class OpenRequests:
     async def _all_finished(self) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+
+class _Place(AbstractContextManager[None]):
+    """Each request passes here: a class costs a third of what a generator would."""
+
+    __slots__ = ("_num", "_open_requests", "_task")
+
+    def __init__(self, open_requests: OpenRequests, num: int, task: asyncio.Task[None]) -> None:
+        self._open_requests = open_requests
+        self._num = num
+        self._task = task
+
+    def __exit__(self, *_: object) -> None:
+        self._open_requests.leave(self._num, self._task)

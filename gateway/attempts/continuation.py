@@ -58,7 +58,7 @@ async def continued(
     """The answer that is open on `held`, going on elsewhere where it breaks off."""
     story = _Continued(held, first, telling, resume, note)
     chunks = await stack.enter_async_context(aclosing(story.chunks()))
-    return Answer(first.model, await anext(chunks), chunks, story.account, by=first.by)
+    return Answer(first.model, [await anext(chunks)], chunks, story.account, by=first.by)
 
 
 def _is_exact(request: GenerateRequest) -> bool:

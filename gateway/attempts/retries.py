@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from typing import TypeAlias, TypeVar
 
 from adapters.errors import GoodgateError, Overloaded
@@ -26,12 +26,12 @@ from gateway.attempts.tries import Try
 from gateway.config import Live
 from gateway.records.metrics import Metrics
 from gateway.replicas.replica import Replica
-from gateway.routing.router import Resting
+from gateway.routing.router import Resting, Route
 
 LATE_S = 0.25  # at most, after the time that a replica has named: not all who wait for it at the same moment
 
 T = TypeVar("T")
-Route: TypeAlias = Callable[[], AsyncGenerator[Replica, None]]  # those that may be asked now, best first
+NewRoute: TypeAlias = Callable[[], Route]  # to those that may be asked now
 MakeAttempt: TypeAlias = Callable[[Replica, Try], AbstractAsyncContextManager[T]]
 
 
@@ -40,50 +40,51 @@ class Retries:
         self._live = live
         self._metrics = metrics
         self._budget = RetryBudget()
+        self._counted = _Counted(self._budget)
         self._news = asyncio.Event()  # set, and replaced, when a retry gives its place back
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
+    def request(self) -> AbstractContextManager[None]:
         """Counts one request; what all of them may repeat is a share of these."""
-        self._budget.opened(time.monotonic())
-        try:
-            yield
-        finally:
-            self._budget.closed()
+        return self._counted
 
-    async def first_answer(self, stack: AsyncExitStack, route: Route, attempt: MakeAttempt[T], max_attempts: int) -> T:
+    async def first_answer(
+        self, stack: AsyncExitStack, new_route: NewRoute, attempt: MakeAttempt[T], max_attempts: int
+    ) -> T:
         """The first answer, or the last failure. What answers stays open on the stack, and below it the route, which
         keeps its model loaded."""
         pursuit = _Pursuit(max_attempts, patient_until=time.monotonic() + self._live.retries.max_wait_s)
         while True:
-            async with AsyncExitStack() as held:
-                try:
-                    async for replica in await held.enter_async_context(aclosing(route())):
-                        if replica in pursuit.asked_in_vain:
-                            continue
-                        try:
-                            answer = await self._asked(held, replica, attempt, pursuit)
-                        except GoodgateError as error:
-                            pursuit.note(replica, error)
-                        else:
-                            await stack.enter_async_context(held.pop_all())
-                            return answer
-                except Resting as rest:
-                    pursuit.resting = rest
-                except GoodgateError as error:
+            route = new_route()
+            try:
+                async for replica in route:
+                    if replica in pursuit.asked_in_vain:
+                        continue
+                    try:
+                        return await self._asked(stack, route, replica, attempt, pursuit)
+                    except GoodgateError as error:
+                        pursuit.note(replica, error)
+            except Resting as rest:
+                route.close()
+                pursuit.resting = rest
+            except BaseException as error:
+                route.close()
+                if isinstance(error, GoodgateError):
                     raise pursuit.failure or error from error.__cause__
+                raise
             await asyncio.sleep(pursuit.pause_s())
 
-    async def _asked(self, held: AsyncExitStack, replica: Replica, attempt: MakeAttempt[T], pursuit: _Pursuit) -> T:
+    async def _asked(
+        self, stack: AsyncExitStack, route: Route, replica: Replica, attempt: MakeAttempt[T], pursuit: _Pursuit
+    ) -> T:
         if pursuit.failure is None:
-            return await held.enter_async_context(attempt(replica, Try()))
+            return await _opened(stack, route, attempt(replica, Try()))
         await self._place(replica, pursuit.failure, pursuit.patient_until)
         how = Try(why=pursuit.failure.code or pursuit.failure.type)
         loan = _Loan(self._budget, self._tell)
         how.on_first_token = loan.give_back
         self._metrics.add("goodgate_retries", replica.model, how.why)
         try:
-            return await held.enter_async_context(attempt(replica, how))
+            return await _opened(stack, route, attempt(replica, how))
         except GoodgateError:
             self._budget.lost(time.monotonic())
             raise
@@ -105,6 +106,26 @@ class Retries:
     def _tell(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
+
+
+async def _opened(stack: AsyncExitStack, route: Route, attempt: AbstractAsyncContextManager[T]) -> T:
+    answer = await attempt.__aenter__()
+    stack.callback(route.close)
+    stack.push_async_exit(attempt)
+    return answer
+
+
+class _Counted(AbstractContextManager[None]):
+    """One request more, for as long as the block lasts. The same for all of them: only their number counts."""
+
+    def __init__(self, budget: RetryBudget) -> None:
+        self._budget = budget
+
+    def __enter__(self) -> None:
+        self._budget.opened(time.monotonic())
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.closed()
 
 
 class _Loan:

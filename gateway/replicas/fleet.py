@@ -4,7 +4,7 @@ fleet = Fleet(live, find_adapter=registry.adapter_class, home=home)
 fleet.start()                                  # replicas come up in the background
 model = fleet.resolve("default")               # ModelNotFound with the nearest name
 await fleet.load(model, timeout_s=600)         # one that is loaded on demand; `unload` stops its engines again
-with fleet.generation(replica): ...            # one open generation
+mark = fleet.opened(replica, tokens, now)      # one more open generation, until it is `closed`
 fleet.adopt(other, fleet.plan(other))          # serve by another configuration from now on
 await fleet.close()
 
@@ -24,9 +24,8 @@ from __future__ import annotations
 import asyncio
 import difflib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -164,26 +163,25 @@ class Fleet:
         hint = f"did you mean {nearest[0]!r}?" if nearest else f"there is: {models}."
         return ModelNotFound(f"There is no model {shown!r}; {hint}", param="model")
 
-    @contextmanager
-    def generation(self, replica: Replica, tokens: int) -> Iterator[Callable[[float], float]]:
-        """Counts one open generation of at most so many tokens on the replica for as long as the block lasts. What it
-        gives tells, at a time within the block, the generation's share of the replica's time."""
-        now = time.perf_counter()
+    def opened(self, replica: Replica, tokens: int, now: float) -> float:
+        """One more generation of at most so many tokens is open on the replica. `closed` wants what is returned."""
         replica.in_flight += 1
         replica.open_tokens += tokens
         replica.offered.note(now)
         replica.demand.note(now)
         if replica.promise is not None:
             replica.attainment.asked(replica.offered.at(now), replica.promise, now)
-        mark = replica.engine_time.opened(now)
-        try:
-            yield partial(replica.engine_time.share, mark)
-        finally:
-            replica.engine_time.closed(time.perf_counter())
-            replica.in_flight -= 1
-            replica.open_tokens -= tokens
-            if replica.emptied is not None:
-                replica.emptied.set()
+        return replica.engine_time.opened(now)
+
+    def closed(self, replica: Replica, tokens: int, mark: float, now: float) -> float:
+        """It has ended. Returns its share of the replica's time."""
+        share_s = replica.engine_time.share(mark, now)
+        replica.engine_time.closed(now)
+        replica.in_flight -= 1
+        replica.open_tokens -= tokens
+        if replica.emptied is not None:
+            replica.emptied.set()
+        return share_s
 
     def mark(self, replica: Replica, state: State, reason: str = "", details: str = "") -> None:
         """Set a replica's state; a change is logged once."""
@@ -205,8 +203,9 @@ class Fleet:
         replica.standing.began(attempt, prompt_tokens)
 
     def note_first_token(self, replica: Replica, attempt: Attempt, now: float) -> None:
-        with _telling(replica):
-            replica.standing.answered(attempt, now)
+        before = replica.standing.verdict
+        replica.standing.answered(attempt, now)
+        _tell(replica, before)
 
     def _tell_change(self, replica: Replica) -> None:
         """To those who wait for it. Who stood in for one that is ready now is relieved."""
@@ -221,8 +220,9 @@ class Fleet:
     def note_attempt(self, replica: Replica, attempt: Attempt, failure: GoodgateError | None) -> None:
         """An attempt has ended. One that could not reach the replica takes it out at once, until a probe finds it well;
         what is known of a launched engine that is down says more."""
-        with _telling(replica):
-            replica.standing.ended(attempt, failure, time.perf_counter())
+        before = replica.standing.verdict
+        replica.standing.ended(attempt, failure, time.perf_counter())
+        _tell(replica, before)
         if isinstance(failure, EngineUnavailable) and replica.has_started:
             self.mark(replica, State.UNHEALTHY, failure.for_records)  # everybody reads it on /ready
         if replica.promise is not None and attempt.ended is not None:
@@ -505,11 +505,8 @@ def _why_none_serves(replicas: list[Replica]) -> str:
     return f"None of the {len(replicas)} replicas can serve:{reasons}"
 
 
-@contextmanager
-def _telling(replica: Replica) -> Iterator[None]:
-    """A line in the log where the replica's standing is another afterwards."""
-    before = replica.standing.verdict
-    yield
+def _tell(replica: Replica, before: str) -> None:
+    """A line in the log where the replica's standing is another than before."""
     if (after := replica.standing.verdict) != before:
         why = replica.standing.why_left_out(time.perf_counter())
         logs.warning(_log, f"replica {after}", model=replica.model, replica=replica.name, was=before, reason=why)
