@@ -18,7 +18,7 @@ ids of another would mean something else.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -61,6 +61,7 @@ from gateway.tenants.salts import Salts
 T = TypeVar("T")
 Answering: TypeAlias = AbstractAsyncContextManager[Answer]
 OpenAnswer: TypeAlias = Callable[[], Answering]
+Begin: TypeAlias = Callable[[GenerateRequest, Ask, AsyncExitStack], Awaitable[Answer]]
 
 
 class Dispatcher:
@@ -103,13 +104,15 @@ class Dispatcher:
         costs = [cost.of_generation(each) for each in requests]
         _note(trace, model, requests, costs)
         chain = [model, *self._models((*model.config.fallbacks, *model.config.context_fallbacks), trace)]
-        opens = [
-            partial(self._generation, model, trace, on_late, request, self._asks.of(chain, request, each, trace))
-            for request, each in zip(requests, costs, strict=True)
-        ]
+        asks = [self._asks.of(chain, request, each, trace) for request, each in zip(requests, costs, strict=True)]
+        begin = partial(self._begun, model, trace, on_late)
         with self.open_requests.admitted(len(requests)):
-            async with self._charges.held(trace, costs), _answer_of(opens, model, requests[0].num_choices) as answer:
-                yield answer
+            async with self._charges.held(trace, costs), AsyncExitStack() as stack:
+                if len(requests) == 1:
+                    yield await begin(requests[0], asks[0], stack)
+                else:
+                    opens = [partial(_apart, begin, *each) for each in zip(requests, asks, strict=True)]
+                    yield await _joined(opens, model, requests[0].num_choices, stack)
         self._prefixes.note(trace, requests[0])
 
     async def ask(self, question: Question[T], name: str, trace: Trace) -> T:
@@ -139,12 +142,17 @@ class Dispatcher:
             changes["cache_salt"] = CacheSalt(salt)
         return msgspec.structs.replace(request, **changes) if changes else request
 
-    @asynccontextmanager
-    async def _generation(
-        self, model: ServedModel, trace: Trace, on_late: OnLate | None, request: GenerateRequest, ask: Ask
-    ) -> AsyncIterator[Answer]:
+    async def _begun(
+        self,
+        model: ServedModel,
+        trace: Trace,
+        on_late: OnLate | None,
+        request: GenerateRequest,
+        ask: Ask,
+        stack: AsyncExitStack,
+    ) -> Answer:
         """The answer of the first replica that gives one: of the model's own, or of those of its fallbacks. A prompt
-        that is too long for it goes to the models that are there for long ones."""
+        that is too long for it goes to the models that are there for long ones. It is open as long as the stack."""
 
         check = partial(self._check, request)
         strict = await strict_tools(request)
@@ -160,21 +168,22 @@ class Dispatcher:
             route = partial(self._router.route, chain, check, trace, ask, on_late)
             return await self._retries.first_answer(held, route, attempt, model.config.max_attempts)
 
-        async with within(model.config.total_timeout_s), AsyncExitStack() as stack:
-            stack.enter_context(self._retries.request())
-            held = await stack.enter_async_context(AsyncExitStack())
-            try:
-                answer = await first_answer([model, *self._models(model.config.fallbacks, trace)])
-            except ContextLengthExceeded:
-                longer = self._models(model.config.context_fallbacks, trace)
-                if not longer:
-                    raise
-                answer = await first_answer(longer)
-            if telling is not None:
-                resume = partial(self._resumed, model, trace, ask)
-                note = partial(self._metrics.add, "goodgate_continuations", model.name)
-                answer = await continued(stack, held.pop_all(), answer, telling, resume, note)
-            yield answer
+        if (timeout_s := model.config.total_timeout_s) is not None:
+            await stack.enter_async_context(within(timeout_s))
+        stack.enter_context(self._retries.request())
+        held = stack if telling is None else await stack.enter_async_context(AsyncExitStack())
+        try:
+            answer = await first_answer([model, *self._models(model.config.fallbacks, trace)])
+        except ContextLengthExceeded:
+            longer = self._models(model.config.context_fallbacks, trace)
+            if not longer:
+                raise
+            answer = await first_answer(longer)
+        if telling is None:
+            return answer
+        resume = partial(self._resumed, model, trace, ask)
+        note = partial(self._metrics.add, "goodgate_continuations", model.name)
+        return await continued(stack, held.pop_all(), answer, telling, resume, note)
 
     @asynccontextmanager
     async def _resumed(
@@ -197,6 +206,8 @@ class Dispatcher:
 
     def _models(self, names: Sequence[str], trace: Trace) -> list[ServedModel]:
         """Those of the models that the caller may use."""
+        if not names:
+            return []
         models = [self._fleet.models[name] for name in names if name in self._fleet.models]  # not taken out meanwhile
         return [model for model in models if model.is_for(trace.caller)]
 
@@ -207,15 +218,17 @@ def _note(trace: Trace, model: ServedModel, requests: Sequence[GenerateRequest],
     trace.expected_prompt_tokens = sum(each.prompt_tokens for each in costs)
 
 
-def _answer_of(opens: Sequence[OpenAnswer], model: ServedModel, num_choices: int) -> Answering:
-    """What a client of one prompt gets as it comes; of several prompts it is all their answers in one."""
-    return opens[0]() if len(opens) == 1 else _joined(opens, model, num_choices)
-
-
 @asynccontextmanager
-async def _joined(opens: Sequence[OpenAnswer], model: ServedModel, num_choices: int) -> AsyncIterator[Answer]:
-    async with fan_out(opens, num_choices) as chunks:
-        yield Answer(model.name, [await anext(chunks)], chunks, _counted_already)
+async def _apart(begin: Begin, request: GenerateRequest, ask: Ask) -> AsyncIterator[Answer]:
+    """One of several prompts, each of which may end for itself."""
+    async with AsyncExitStack() as stack:
+        yield await begin(request, ask, stack)
+
+
+async def _joined(opens: Sequence[OpenAnswer], model: ServedModel, num_choices: int, stack: AsyncExitStack) -> Answer:
+    """Of several prompts a client gets all their answers in one."""
+    chunks = await stack.enter_async_context(fan_out(opens, num_choices))
+    return Answer(model.name, [await anext(chunks)], chunks, _counted_already)
 
 
 def _counted_already(_: Usage) -> None:

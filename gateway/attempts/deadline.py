@@ -1,6 +1,6 @@
 """The time that the whole answer may take, whoever gives it and however often it is tried.
 
-async with within(model.config.total_timeout_s):      # DeadlineExceeded; None: as long as it takes
+async with within(model.config.total_timeout_s):      # DeadlineExceeded
     ...
 
 The other deadlines (to connect, to the first token, between tokens) are each attempt's own, in adapters/wire.
@@ -10,19 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 
 from adapters.errors import DeadlineExceeded
 
-_FOR_EVER = nullcontext()
-
-
-def within(timeout_s: float | None) -> AbstractAsyncContextManager[None]:
-    return _FOR_EVER if timeout_s is None else _within(timeout_s)
-
 
 @asynccontextmanager
-async def _within(timeout_s: float) -> AsyncIterator[None]:
+async def within(timeout_s: float) -> AsyncIterator[None]:
     clock = asyncio.timeout(timeout_s)
     try:
         async with clock:
