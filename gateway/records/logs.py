@@ -111,13 +111,14 @@ class TextLines(_Lines):
     """`2026-01-31T12:00:00.000Z INFO replica ready model=m replica=vllm-0`"""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = "".join(
-            [
-                f" {key}={_printable(value)}"
-                for key, value in _fields(record).items()
-                if value is not None and value != ""
-            ]
-        )
+        told = [
+            (key, value if type(value) is str else _as_text(value))
+            for key, value in _fields(record).items()
+            if value is not None and value != ""
+        ]
+        if not _is_one_word("".join([text for _, text in told])):  # one look at all of them is enough for most lines
+            told = [(key, text if _is_one_word(text) else f'"{_escape(text)}"') for key, text in told]
+        fields = "".join([f" {key}={text}" for key, text in told])
         line = f"{_timestamp(record)} {record.levelname} {_escape(record.getMessage())}{fields}"
         return f"{line}\n{self.traceback(record)}" if record.exc_info else line
 
@@ -136,13 +137,12 @@ def _second(at: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
 
 
-def _printable(value: object) -> str:
-    if type(value) is int:
-        return str(value)
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = str(value)
-    return text if text.isprintable() and " " not in text and '"' not in text else f'"{_escape(text)}"'
+def _as_text(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _is_one_word(text: str) -> bool:
+    return text.isprintable() and " " not in text and '"' not in text
 
 
 def _all_printable(encoded: str) -> str:

@@ -72,40 +72,41 @@ class Metrics:
     # ---------------------------------------------------------------------------------------- what is counted, and when
 
     def answered(self, trace: Trace) -> None:
-        model = trace.model or OTHER
-        self.add("goodgate_requests", model, trace.route, str(trace.status))
-        self.observe("goodgate_request_duration_seconds", trace.elapsed_s, model, trace.route)
+        model, families = trace.model or OTHER, self._families
+        families["goodgate_requests"].add((model, trace.route, str(trace.status)))
+        families["goodgate_request_duration_seconds"].observe((model, trace.route), trace.elapsed_s)
         if trace.code:
-            self.add("goodgate_errors", model, trace.code)
+            families["goodgate_errors"].add((model, trace.code))
         if trace.attempts:
-            self.observe("goodgate_wait_seconds", trace.attempts[0].started - trace.started, model)
+            families["goodgate_wait_seconds"].observe((model,), trace.attempts[0].started - trace.started)
         if (spent := cost.spent(trace)).tokens:
             self._spent(trace, spent)
 
     def _spent(self, trace: Trace, spent: Spent) -> None:
-        tenant = ANONYMOUS if trace.caller is None else trace.caller.tenant
-        self.add("goodgate_tenant_tokens", tenant, trace.model, "prompt", by=spent.prompt_tokens)
-        self.add("goodgate_tenant_tokens", tenant, trace.model, "completion", by=spent.completion_tokens)
+        tenant, model = ANONYMOUS if trace.caller is None else trace.caller.tenant, trace.model
+        tokens = self._families["goodgate_tenant_tokens"]
+        tokens.add((tenant, model, "prompt"), spent.prompt_tokens)
+        tokens.add((tenant, model, "completion"), spent.completion_tokens)
         if trace.cached_tokens is not None:
-            computed = max(trace.prompt_tokens - trace.cached_tokens, 0)
-            self.add("goodgate_prefix_tokens", tenant, trace.model, "hit", by=trace.cached_tokens)
-            self.add("goodgate_prefix_tokens", tenant, trace.model, "miss", by=computed)
+            of_prefixes = self._families["goodgate_prefix_tokens"]
+            of_prefixes.add((tenant, model, "hit"), trace.cached_tokens)
+            of_prefixes.add((tenant, model, "miss"), max(trace.prompt_tokens - trace.cached_tokens, 0))
 
     def attempted(self, replica: Replica, attempt: Attempt) -> None:
         labels = _labels(replica)
-        self.add("goodgate_attempts", *labels, attempt.outcome)
-        if attempt.token_time_s is not None:
-            self.observe("goodgate_time_per_output_token_seconds", attempt.token_time_s, *labels)
+        self._families["goodgate_attempts"].add((*labels, attempt.outcome))
+        if (token_time_s := attempt.token_time_s) is not None:
+            self._families["goodgate_time_per_output_token_seconds"].observe(labels, token_time_s)
 
     def first_token(self, replica: Replica, elapsed_s: float) -> None:
-        self.observe("goodgate_time_to_first_token_seconds", elapsed_s, *_labels(replica))
+        self._families["goodgate_time_to_first_token_seconds"].observe(_labels(replica), elapsed_s)
 
     def tokens(self, replica: Replica, usage: Usage) -> None:
-        labels = _labels(replica)
-        self.add("goodgate_prompt_tokens", *labels, by=usage.prompt_tokens)
-        self.add("goodgate_completion_tokens", *labels, by=usage.completion_tokens)
+        labels, families = _labels(replica), self._families
+        families["goodgate_prompt_tokens"].add(labels, usage.prompt_tokens)
+        families["goodgate_completion_tokens"].add(labels, usage.completion_tokens)
         if usage.cached_tokens is not None:
-            self.add("goodgate_cached_prompt_tokens", *labels, by=usage.cached_tokens)
+            families["goodgate_cached_prompt_tokens"].add(labels, usage.cached_tokens)
 
     def _watch_fleet(self, fleet: Fleet) -> None:
         for name, read in {
@@ -162,7 +163,7 @@ class _Family(Collector):
         if not metric.labels:
             self._new_series(())  # it shows its zero from the beginning
 
-    def add(self, values: Values, by: float) -> None:
+    def add(self, values: Values, by: float = 1) -> None:
         (self._series.get(values) or self._new_series(values)).sum += by
 
     def observe(self, values: Values, value: float) -> None:

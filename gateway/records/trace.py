@@ -145,7 +145,10 @@ class Trace(Struct, kw_only=True):
     @property
     def last_attempt(self) -> Attempt | None:
         """The latest that was not made in vain beside a faster one."""
-        return next((attempt for attempt in reversed(self.attempts) if attempt.outcome != LOST), None)
+        for attempt in reversed(self.attempts):
+            if attempt.outcome != LOST:
+                return attempt
+        return None
 
 
 TRACE = web.RequestKey("trace", Trace)

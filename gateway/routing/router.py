@@ -78,7 +78,7 @@ class Router:
         """Those of the model as it is loaded that may serve."""
         model = self._loader.as_loaded(served)
         now = time.perf_counter()
-        able = [each for each in model.replicas if each.is_ready and each.standing.may_serve(now)]
+        able = [each for each in model.replicas if each.state is State.READY and each.standing.may_serve(now)]
         known = self._index.known(ask.prefix) if model.config.routing in READS_PREFIX else NOBODY
         order = self._ordered(model, able, ask, now, known)
         if model.name not in trace.routed:  # prompts of one body see nearly the same
@@ -249,18 +249,19 @@ def _candidates(
 ) -> Iterator[Candidate]:
     """What is known of each replica of the model or group while one of them is chosen."""
     for replica in model.replicas:
+        trust = replica.standing.trust(now)
         yield Candidate(
             model=replica.model,
             engine=replica.engine,
             replica=replica.name,
             policy=model.config.routing,
             state=replica.state.value,
-            reason=replica.reason or replica.standing.why_left_out(now),
+            reason=replica.reason or ("" if trust == 1 and replica in order else replica.standing.why_left_out(now)),
             in_flight=replica.in_flight,
             waiting=replica.load.waiting,
             place=order.index(replica) if replica in order else None,
             open_tokens=replica.open_tokens,
             cached_tokens=_cached_tokens(replica, known),
-            trust=replica.standing.trust(now),
+            trust=trust,
             doubt="" if proofs is None else proofs.of(replica, now).doubt,
         )

@@ -84,12 +84,14 @@ def authenticating(ring: KeyRing | None, config: AuthConfig) -> Middleware:
             if needs_keys(ring, config):
                 trace.caller = _caller(request, access, ring, config)
             trace.is_let_in = access is Access.KEYED
-            if PRIORITY_HEADER in request.headers or TTFT_HEADER in request.headers or trace.caller is not None:
-                ceiling = None if trace.caller is None else trace.caller.priority
-                trace.priority, trace.ttft_wish_s = wish_of(request.headers, ceiling)
-            trace.session = request.headers.get(SESSION_HEADER, "")
-            if SALT_HEADER in request.headers:
-                trace.cache_salt = _vouched_salt(request.headers.getall(SALT_HEADER), trace.caller)
+            headers, ceiling = request.headers, None if trace.caller is None else trace.caller.priority
+            if PRIORITY_HEADER in headers or TTFT_HEADER in headers:
+                trace.priority, trace.ttft_wish_s = wish_of(headers, ceiling)
+            elif ceiling is not None:
+                trace.priority = ceiling
+            trace.session = headers.get(SESSION_HEADER, "")
+            if SALT_HEADER in headers:
+                trace.cache_salt = _vouched_salt(headers.getall(SALT_HEADER), trace.caller)
         return await handler(request)
 
     return middleware

@@ -38,7 +38,7 @@ class Spent(NamedTuple):
 
 def of_generation(request: GenerateRequest) -> Cost:
     if isinstance(request, ChatRequest):
-        prompt_tokens = sum(_of_text(message.text()) for message in request.messages)
+        prompt_tokens = sum([_of_text(message.text()) for message in request.messages])
     else:
         prompt_tokens = _of_text(request.prompt)
     limit = DEFAULT_COMPLETION_TOKENS if request.token_limit is None else request.token_limit
@@ -53,7 +53,7 @@ def spent(trace: Trace) -> Spent:
     """What a request has cost that ended, for its budgets as for the ledger. Where an engine has worked on it and has
     not counted it, because the client left or it never does, that is the prompt's estimate and a token a piece."""
     counted = Spent(bounded(trace.prompt_tokens), bounded(trace.completion_tokens), False)
-    num_counted = sum(attempt.usage is not None and attempt.usage.prompt_tokens > 0 for attempt in trace.attempts)
+    num_counted = sum([attempt.usage is not None and attempt.usage.prompt_tokens > 0 for attempt in trace.attempts])
     may_cost = trace.expected_prompt_tokens or trace.num_pieces
     if num_counted >= trace.num_prompts or not may_cost or not any(map(has_worked, trace.attempts)):
         return counted
@@ -65,12 +65,12 @@ def spent(trace: Trace) -> Spent:
 
 
 def bounded(tokens: int) -> int:
-    return min(max(tokens, 0), MAX_TOKENS)
+    return tokens if 0 <= tokens <= MAX_TOKENS else min(max(tokens, 0), MAX_TOKENS)
 
 
 def engine_s(trace: Trace) -> float:
     """The seconds that engines worked for the request."""
-    return sum(attempt.engine_s for attempt in trace.attempts if has_worked(attempt))
+    return sum([attempt.engine_s for attempt in trace.attempts if has_worked(attempt)])
 
 
 def has_worked(attempt: Attempt) -> bool:

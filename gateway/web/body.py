@@ -56,6 +56,8 @@ async def _read(request: web.Request, limits: ServerConfig) -> bytes:
         raise _too_large(limits.max_body_mib)
     try:
         if request.content.is_eof():  # it came with its headers, as small ones do: no timer is needed
+            if request.content_length is not None:
+                return request.content.read_nowait()
             return await request.read()
         async with patiently(asyncio.get_running_loop().time() + limits.body_timeout_s):
             return await request.read()

@@ -84,13 +84,14 @@ def headers_of(open_requests: OpenRequests) -> Callable[[web.Request, web.Stream
     async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
         trace = request.get(TRACE)
         if trace is not None:
-            response.headers["x-request-id"] = trace.request_id
-            response.headers.update(trace.limits)
+            headers = response.headers
+            headers["x-request-id"] = trace.request_id
+            headers.update(trace.limits)
             if envelope.is_anthropic(request):
-                response.headers["request-id"] = trace.request_id  # where their clients look
+                headers["request-id"] = trace.request_id  # where their clients look
             if (last := trace.last_attempt) is not None:
-                response.headers["x-goodgate-engine"] = last.engine
-                response.headers["x-goodgate-replica"] = last.replica
+                headers["x-goodgate-engine"] = last.engine
+                headers["x-goodgate-replica"] = last.replica
         if open_requests.is_draining:
             response.force_close()
             response.headers["Connection"] = "close"
@@ -100,8 +101,8 @@ def headers_of(open_requests: OpenRequests) -> Callable[[web.Request, web.Stream
 
 def _request_id(request: web.Request) -> str:
     """The client's own id if it is a sane one; otherwise a fresh one. Engines never see it: theirs is another."""
-    given = request.headers.get("x-request-id", "")
-    return given if _SANE_ID.fullmatch(given) else new_request_id()
+    given = request.headers.get("x-request-id")
+    return given if given and _SANE_ID.fullmatch(given) else new_request_id()
 
 
 def _paused_s(request: web.Request) -> float:
