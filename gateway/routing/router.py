@@ -95,6 +95,8 @@ class Router:
     def _ordered(
         self, model: ServedModel, replicas: Sequence[Replica], ask: Ask, now: float, known: Mapping[str, int] = NOBODY
     ) -> list[Replica]:
+        if len(replicas) <= 1:
+            return [*replicas]
         by_name = {f"{replica.model}/{replica.name}": replica for replica in replicas}
         proofs = self._proofs if model.config.routing == "goodput" else None
         views = [_view(name, each, model, now, known, proofs) for name, each in by_name.items()]

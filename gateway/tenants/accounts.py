@@ -136,8 +136,8 @@ def headers(accounts: Sequence[Account], states: Sequence[State], now: Now) -> d
 
 def too_many_at_once(accounts: Iterable[Account], requests: int) -> int | None:
     """The limit that so many requests in one body could never meet."""
-    found = (limits.too_many_at_once(account.limits, requests) for account in accounts)
-    return min((bound for bound in found if bound is not None), default=None)
+    found = [limits.too_many_at_once(account.limits, requests) for account in accounts]
+    return min([bound for bound in found if bound is not None], default=None)
 
 
 def _exhausted(account: Account, found: Exhausted, now: Now) -> InsufficientQuota:

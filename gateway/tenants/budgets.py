@@ -11,7 +11,6 @@ period is charged to the one it ends in. GPU time is counted in whole microsecon
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
@@ -106,17 +105,13 @@ def current(budget: Budget, spending: Spending, now: float) -> Spending:
 def reserve(budget: Budget, spending: Spending, now: float, *, wanted: Amount) -> Spending | Exhausted:
     """The spending with this request's share held in it, or why there is none left for it."""
     spending = current(budget, spending, now)
-    for bound, spent, held, want, unit, scale in (
-        (budget.tokens, spending.tokens, spending.tokens_held, wanted.tokens, "tokens", 1),
-        (budget.gpu_seconds, spending.gpu_us, spending.gpu_us_held, wanted.gpu_us, "GPU-seconds", US),
+    for bound, spent, held, want, scale in (
+        (budget.tokens, spending.tokens, spending.tokens_held, wanted.tokens, 1),
+        (budget.gpu_seconds, spending.gpu_us, spending.gpu_us_held, wanted.gpu_us, US),
     ):
-        if bound is None:
-            continue
-        left, least = bound * scale - spent, max(want, 1)  # with nothing left, not even what may cost nothing comes in
-        if least > left - held:
-            rest, whole = _shown(max(left - held, 0), scale), f"{bound:,} {unit} {PERIODS[budget.per]}"
-            reason = f"{rest} of {whole} left, and this request may take {_shown(want, scale)}"
-            return Exhausted(reason, end_of(budget.per, now), least <= left)
+        # With nothing left, not even what may cost nothing comes in.
+        if bound is not None and max(want, 1) > bound * scale - spent - held:
+            return _exhausted(budget, now, bound, bound * scale - spent, held, want, scale)
     return Spending(
         spending.period,
         spending.tokens,
@@ -124,6 +119,13 @@ def reserve(budget: Budget, spending: Spending, now: float, *, wanted: Amount) -
         spending.tokens_held + wanted.tokens,
         spending.gpu_us_held + wanted.gpu_us,
     )
+
+
+def _exhausted(budget: Budget, now: float, bound: int, left: int, held: int, want: int, scale: int) -> Exhausted:
+    unit = "tokens" if scale == 1 else "GPU-seconds"
+    rest, whole = _shown(max(left - held, 0), scale), f"{bound:,} {unit} {PERIODS[budget.per]}"
+    reason = f"{rest} of {whole} left, and this request may take {_shown(want, scale)}"
+    return Exhausted(reason, end_of(budget.per, now), max(want, 1) <= left)
 
 
 def settle(budget: Budget, spending: Spending, now: float, *, held: Amount, spent: Amount) -> Spending:
@@ -138,16 +140,20 @@ def settle(budget: Budget, spending: Spending, now: float, *, held: Amount, spen
     )
 
 
-def left(budget: Budget, spending: Spending, now: float) -> Iterator[Left]:
+def left(budget: Budget, spending: Spending, now: float) -> list[Left]:
     """What is left of the budget, and when all of it will be there again."""
+    if budget.tokens is None and budget.gpu_seconds is None:
+        return []
     end = end_of(budget.per, now)
-    for name, bound, gone, scale in (
-        ("budget-tokens", budget.tokens, spending.tokens + spending.tokens_held, 1),
-        ("budget-gpu-seconds", budget.gpu_seconds, spending.gpu_us + spending.gpu_us_held, US),
-    ):
-        if bound is not None:
-            remaining = max(bound * scale - gone, 0) // scale
-            yield Left(name, bound, remaining, "" if end is None else f"{math.ceil(end - now)}s")
+    reset = "" if end is None else f"{math.ceil(end - now)}s"
+    found = []
+    if (bound := budget.tokens) is not None:
+        gone = spending.tokens + spending.tokens_held
+        found.append(Left("budget-tokens", bound, max(bound - gone, 0), reset))
+    if (bound := budget.gpu_seconds) is not None:
+        gone = spending.gpu_us + spending.gpu_us_held
+        found.append(Left("budget-gpu-seconds", bound, max(bound * US - gone, 0) // US, reset))
+    return found
 
 
 def _shown(amount: int, scale: int) -> str:

@@ -11,7 +11,7 @@ Tokens are reserved by what a request may cost and settled by what it did cost. 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -65,11 +65,12 @@ NO_LIMITS = Limits()
 
 def drained(limits: Limits, used: Used, now: float) -> Used:
     """What is left in the buckets at `now`. A clock that went back drains nothing."""
-    elapsed_s = max(now - used.at, 0.0)
+    at = now if now > used.at else used.at
+    minutes = (at - used.at) / MINUTE_S
     return Used(
-        max(now, used.at),
-        _drained(used.requests, limits.requests_per_min, elapsed_s),
-        _drained(used.tokens, limits.tokens_per_min, elapsed_s),
+        at,
+        _drained(used.requests, limits.requests_per_min, minutes),
+        _drained(used.tokens, limits.tokens_per_min, minutes),
         used.in_flight,
     )
 
@@ -81,17 +82,16 @@ def reserve(limits: Limits, used: Used, now: float, *, requests: int, tokens: in
     Refused(reason='60 requests a minute', retry_after_s=1.0)
     """
     used = drained(limits, used, now)
-    if limits.concurrent is not None and used.in_flight + requests > limits.concurrent:
-        return Refused(f"{limits.concurrent} requests at once", BUSY_RETRY_AFTER_S)
-    for name, limit, level, wanted in (
-        ("requests", limits.requests_per_min, used.requests, requests),
-        ("tokens", limits.tokens_per_min, used.tokens, reserved_tokens(limits, tokens)),
-    ):
-        if limit is not None and level + wanted > limit:
-            return Refused(f"{limit} {name} a minute", (level + wanted - limit) * MINUTE_S / limit)
-    return Used(
+    wanted = Used(
         used.at, used.requests + requests, used.tokens + reserved_tokens(limits, tokens), used.in_flight + requests
     )
+    if limits.concurrent is not None and wanted.in_flight > limits.concurrent:
+        return Refused(f"{limits.concurrent} requests at once", BUSY_RETRY_AFTER_S)
+    if limits.requests_per_min is not None and wanted.requests > limits.requests_per_min:
+        return _wait("requests", limits.requests_per_min, wanted.requests)
+    if limits.tokens_per_min is not None and wanted.tokens > limits.tokens_per_min:
+        return _wait("tokens", limits.tokens_per_min, wanted.tokens)
+    return wanted
 
 
 def settle(limits: Limits, used: Used, now: float, *, requests: int, reserved: int, spent: int) -> Used:
@@ -101,6 +101,10 @@ def settle(limits: Limits, used: Used, now: float, *, requests: int, reserved: i
     return Used(used.at, used.requests, tokens, max(used.in_flight - requests, 0))
 
 
+def _wait(name: str, limit: int, level: float) -> Refused:
+    return Refused(f"{limit} {name} a minute", (level - limit) * MINUTE_S / limit)
+
+
 def reserved_tokens(limits: Limits, tokens: int) -> int:
     """A request that may cost more than a minute's worth waits for an empty bucket, rather than for ever."""
     return tokens if limits.tokens_per_min is None else min(tokens, limits.tokens_per_min)
@@ -108,18 +112,25 @@ def reserved_tokens(limits: Limits, tokens: int) -> int:
 
 def too_many_at_once(limits: Limits, requests: int) -> int | None:
     """The limit that so many requests in one body could never meet."""
-    bounds = [limit for limit in (limits.concurrent, limits.requests_per_min) if limit is not None]
-    return min(bounds) if bounds and requests > min(bounds) else None
+    least = requests
+    for limit in (limits.concurrent, limits.requests_per_min):
+        if limit is not None and limit < least:
+            least = limit
+    return least if least < requests else None
 
 
-def left(limits: Limits, used: Used) -> Iterator[Left]:
+def left(limits: Limits, used: Used) -> list[Left]:
     """What is left of each rate, and when all of it will be there again."""
-    for name, limit, level in (
-        ("requests", limits.requests_per_min, used.requests),
-        ("tokens", limits.tokens_per_min, used.tokens),
-    ):
-        if limit is not None:
-            yield Left(name, limit, max(math.floor(limit - level), 0), f"{level * MINUTE_S / limit:.3f}s")
+    found = []
+    if limits.requests_per_min is not None:
+        found.append(_left("requests", limits.requests_per_min, used.requests))
+    if limits.tokens_per_min is not None:
+        found.append(_left("tokens", limits.tokens_per_min, used.tokens))
+    return found
+
+
+def _left(name: str, limit: int, level: float) -> Left:
+    return Left(name, limit, max(math.floor(limit - level), 0), f"{level * MINUTE_S / limit:.3f}s")
 
 
 def headers(found: Iterable[Left]) -> dict[str, str]:
@@ -143,5 +154,6 @@ def _header_names(name: str) -> tuple[str, str, str]:
     return f"x-ratelimit-limit-{name}", f"x-ratelimit-remaining-{name}", f"x-ratelimit-reset-{name}"
 
 
-def _drained(level: float, limit: int | None, elapsed_s: float) -> float:
-    return max(level - elapsed_s * limit / MINUTE_S, 0.0) if limit is not None else 0.0
+def _drained(level: float, limit: int | None, minutes: float) -> float:
+    rest = 0.0 if limit is None else level - minutes * limit
+    return rest if rest > 0.0 else 0.0

@@ -35,7 +35,7 @@ _HEADER = len(_MAGIC) + MAX_PROCESSES  # then a byte for each process: 1 as long
 _BUCKETS = struct.Struct("<ddd")  # at, requests, tokens
 _SHARED = struct.Struct("<dddqqq")  # the buckets, then what was spent: period, tokens, gpu_us
 _ROW = struct.Struct("<qqq")  # in flight, tokens held, gpu_us held
-_ROWS_UP_TO = tuple(struct.Struct(f"<{_num * 3}q") for _num in range(MAX_PROCESSES + 1))
+_RECORDS = tuple(struct.Struct(f"<dddqqq{_num * 3}q") for _num in range(MAX_PROCESSES + 1))  # by the number of rows
 _ROWS = _SHARED.size
 _RECORD = _ROWS + MAX_PROCESSES * _ROW.size
 _STEP = 64 * _RECORD  # the file grows by so much
@@ -154,7 +154,9 @@ class _Table:
             in_flight += used.in_flight - old.used.in_flight
             tokens += spent.tokens_held - old.spending.tokens_held
             gpu_us += spent.gpu_us_held - old.spending.gpu_us_held
-            _ROW.pack_into(self._memory, place, max(in_flight, 0), max(tokens, 0), max(gpu_us, 0))
+            if in_flight < 0 or tokens < 0 or gpu_us < 0:
+                in_flight, tokens, gpu_us = max(in_flight, 0), max(tokens, 0), max(gpu_us, 0)
+            _ROW.pack_into(self._memory, place, in_flight, tokens, gpu_us)
 
     def bury_the_dead(self) -> None:
         """Give back what processes held that are no longer there."""
@@ -240,9 +242,8 @@ def _read(memory: mmap.mmap, account: Account) -> State:
     if place + _RECORD > len(memory):
         return accounts.NEW
     num_rows = max(memory.rfind(b"\1", len(_MAGIC), _HEADER) + 1 - len(_MAGIC), 0)
-    rows = _ROWS_UP_TO[num_rows].unpack_from(memory, place + _ROWS)
+    at, requests, tokens, period, spent_tokens, spent_gpu_us, *rows = _RECORDS[num_rows].unpack_from(memory, place)
     in_flight, tokens_held, gpu_us_held = rows if num_rows == 1 else (sum(rows[0::3]), sum(rows[1::3]), sum(rows[2::3]))
-    at, requests, tokens, period, spent_tokens, spent_gpu_us = _SHARED.unpack_from(memory, place)
     return State(
         Used(at, requests, tokens, in_flight), Spending(period, spent_tokens, spent_gpu_us, tokens_held, gpu_us_held)
     )
