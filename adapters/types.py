@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import compress, repeat
-from operator import is_not
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -208,8 +206,8 @@ class GenerationFields(Struct, kw_only=True, forbid_unknown_fields=True, dict=Tr
     @cached_property
     def given(self) -> frozenset[str]:
         """What `set_fields` tells; several ask, and there are forty fields to look at."""
-        are_set = map(is_not, msgspec.structs.astuple(self), repeat(UNSET))
-        return frozenset([f for f in compress(self.__struct_fields__, are_set) if getattr(self, f) is not None])
+        values = zip(self.__struct_fields__, msgspec.structs.astuple(self), strict=True)
+        return frozenset([field for field, value in values if value is not UNSET and value is not None])
 
     @property
     def salt(self) -> str | None:

@@ -11,7 +11,7 @@ period is charged to the one it ends in. GPU time is counted in whole microsecon
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -75,14 +75,16 @@ def begin_of(per: Period, now: float) -> int:
         return 0
     if per == "day":
         return int(now // DAY_S) * DAY_S
-    return _month_of(int(now // DAY_S))
+    return _month_of(int(now // DAY_S))[0]
 
 
 @lru_cache(maxsize=64)  # each request asks, and mostly about today
-def _month_of(day: int) -> int:
-    """The first second of the month in which this day since 1970 lies."""
+def _month_of(day: int) -> tuple[int, int]:
+    """The first seconds of the month in which this day since 1970 lies, and of the next."""
     today = datetime.fromtimestamp(day * DAY_S, UTC)
-    return int(datetime(today.year, today.month, 1, tzinfo=UTC).timestamp())
+    begin = datetime(today.year, today.month, 1, tzinfo=UTC)
+    later = begin + timedelta(days=32)
+    return int(begin.timestamp()), int(datetime(later.year, later.month, 1, tzinfo=UTC).timestamp())
 
 
 def end_of(per: Period, now: float) -> float | None:
@@ -91,7 +93,7 @@ def end_of(per: Period, now: float) -> float | None:
         return None
     if per == "day":
         return begin_of(per, now) + DAY_S
-    return begin_of(per, begin_of(per, now) + 32 * DAY_S)
+    return _month_of(int(now // DAY_S))[1]
 
 
 def current(budget: Budget, spending: Spending, now: float) -> Spending:

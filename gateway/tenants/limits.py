@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -142,16 +141,17 @@ def headers(found: Iterable[Left]) -> dict[str, str]:
             nearest[each.name] = each
     shown: dict[str, str] = {}
     for name, each in nearest.items():
-        limit, remaining, reset = _header_names(name)
+        limit, remaining, reset = _HEADERS[name]
         shown[limit], shown[remaining] = str(each.limit), str(each.remaining)
         if each.reset:
             shown[reset] = each.reset
     return shown
 
 
-@lru_cache
-def _header_names(name: str) -> tuple[str, str, str]:
-    return f"x-ratelimit-limit-{name}", f"x-ratelimit-remaining-{name}", f"x-ratelimit-reset-{name}"
+_HEADERS = {
+    name: (f"x-ratelimit-limit-{name}", f"x-ratelimit-remaining-{name}", f"x-ratelimit-reset-{name}")
+    for name in ("requests", "tokens", "budget-tokens", "budget-gpu-seconds")
+}
 
 
 def _drained(level: float, limit: int | None, minutes: float) -> float:

@@ -101,9 +101,13 @@ class Quotas:
 
     async def hold(self, bounded: Sequence[Account], claim: Claim, tell: Tell) -> Claim:
         """What is held from now on; the refusal is raised."""
-        if (bound := accounts.too_many_at_once(bounded, claim.requests)) is not None:
+        if claim.requests > 1 and (bound := accounts.too_many_at_once(bounded, claim.requests)) is not None:
             raise InvalidRequest(f"With this key one request may hold at most {bound} prompts.", param="prompt")
-        outcome = await self._reserve(bounded, claim)
+        try:
+            outcome = await self.store.reserve(bounded, claim)
+        except QuotasUnavailable:
+            self.unmetered["refused"] += 1
+            raise
         if outcome.states:
             tell(accounts.headers(bounded, outcome.states, outcome.now))
         else:
@@ -113,10 +117,3 @@ class Quotas:
                 tell(NO_RETRY)
             raise outcome.refusal
         return outcome.held
-
-    async def _reserve(self, bounded: Sequence[Account], claim: Claim) -> Outcome:
-        try:
-            return await self.store.reserve(bounded, claim)
-        except QuotasUnavailable:
-            self.unmetered["refused"] += 1
-            raise

@@ -107,7 +107,7 @@ def spending(home: Path, wanted: Sequence[Account]) -> list[Spending] | None:
             return None
         with _Lock(file), mmap.mmap(file, 0, access=mmap.ACCESS_READ) as memory:
             _check_magic(memory, path)
-            return [_read(memory, each).spending for each in wanted]
+            return [_read(memory, _place(each)).spending for each in wanted]
     finally:
         os.close(file)
 
@@ -137,9 +137,10 @@ class _Table:
             raise
 
     def read(self, account: Account) -> State:
-        if (end := _place(account) + _RECORD) > len(self._memory):
-            self._grow(end)
-        return _read(self._memory, account)
+        place = _place(account)
+        if place + _RECORD > len(self._memory):
+            self._grow(place + _RECORD)
+        return _read(self._memory, place)
 
     def write(self, changed: Sequence[Account], before: Sequence[State], after: Sequence[State]) -> None:
         """What was spent goes before what is no longer held: a process that dies between them has charged it."""
@@ -237,8 +238,7 @@ def _place(account: Account) -> int:
     return _HEADER + (2 * account.id + (account.kind == "tenant")) * _RECORD
 
 
-def _read(memory: mmap.mmap, account: Account) -> State:
-    place = _place(account)
+def _read(memory: mmap.mmap, place: int) -> State:
     if place + _RECORD > len(memory):
         return accounts.NEW
     num_rows = max(memory.rfind(b"\1", len(_MAGIC), _HEADER) + 1 - len(_MAGIC), 0)
