@@ -127,15 +127,7 @@ class TextLines(_Lines):
     """`2026-01-31T12:00:00.000Z INFO replica ready model=m replica=vllm-0`"""
 
     def format(self, record: logging.LogRecord) -> str:
-        told = [
-            (key, value if type(value) is str else _as_text(value))
-            for key, value in _fields(record).items()
-            if value is not None and value != ""
-        ]
-        if not _is_one_word("".join([text for _, text in told])):  # one look at all of them is enough for most lines
-            told = [(key, text if _is_one_word(text) else f'"{_escape(text)}"') for key, text in told]
-        fields = "".join([f" {key}={text}" for key, text in told])
-        line = f"{_timestamp(record)} {record.levelname} {_escape(record.getMessage())}{fields}"
+        line = f"{_timestamp(record)} {record.levelname} {_escape(record.getMessage())}{_told(_fields(record))}"
         return f"{line}\n{self.traceback(record)}" if record.exc_info else line
 
 
@@ -153,12 +145,23 @@ def _second(at: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
 
 
+def _told(fields: dict[str, object]) -> str:
+    """` key=value` of each that says something. One look at all of them is enough for most lines: only what is not one
+    word is put in quotes."""
+    kept = {key: value for key, value in fields.items() if value is not None and value != ""}
+    pieces = [f" {key}={value if type(value) is str else _as_text(value)}" for key, value in kept.items()]
+    told = "".join(pieces)
+    if told.isprintable() and '"' not in told and told.count(" ") == len(pieces):
+        return told
+    return "".join([f" {key}={_quoted(_as_text(value))}" for key, value in kept.items()])
+
+
 def _as_text(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _is_one_word(text: str) -> bool:
-    return text.isprintable() and " " not in text and '"' not in text
+def _quoted(text: str) -> str:
+    return text if text.isprintable() and " " not in text and '"' not in text else f'"{_escape(text)}"'
 
 
 def _all_printable(encoded: str) -> str:

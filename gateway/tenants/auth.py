@@ -18,6 +18,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from enum import Enum
+from functools import partial
 from typing import TypeAlias
 
 from aiohttp import web
@@ -138,11 +139,9 @@ def is_loopback(host: str | None) -> bool:
 
 
 def _declared(access: Access, handler: Handler) -> Handler:
-    async def handle(request: web.Request) -> web.StreamResponse:
-        return await handler(request)
-
-    setattr(handle, _ACCESS, access)
-    return handle
+    declared = partial(handler)
+    setattr(declared, _ACCESS, access)
+    return declared
 
 
 def _access(request: web.Request) -> Access:
