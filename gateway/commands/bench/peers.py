@@ -88,7 +88,9 @@ def _portkey_headers(upstream: int) -> Mapping[str, str]:
 def _litellm(program: Path, port: int, upstream: int, folder: Path) -> Sequence[str]:
     served = {"model": "openai/m", "api_base": f"http://127.0.0.1:{upstream}/v1", "api_key": "none"}
     config = folder / "litellm.yaml"
-    config.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": served}]}))
+    models = [{"model_name": "m", "litellm_params": served}]
+    keyless = {"dangerously_permit_weak_or_unset_master_key": True}  # it serves on loopback for some seconds
+    config.write_text(json.dumps({"model_list": models, "general_settings": keyless}))
     return [str(program), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
 
 
