@@ -6,14 +6,19 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.base import Load
 from gateway.attempts.hedge_timing import NUM_NEEDED, HedgeTiming
 from gateway.config import HedgeConfig
+from gateway.records.ledger_files import FOLDER
+from gateway.records.ledger_reader import LedgerReader
+from gateway.records.record import detail_of
 from tests.gateway.rig import HELLO, Gateway, Reply, Script, Start, Upstream, model, until
 
 UpstreamOf = Callable[[Script], Awaitable[Upstream]]
@@ -138,6 +143,79 @@ async def test_extra_load_keeps_to_its_share(start: Start, upstream_of: Upstream
     gateway = await start(pair(first, second, hedge={"after": 20, "budget": 0.1}))
     await asyncio.gather(*(gateway.chat() for _ in range(30)))
     assert 30 < first.num_generations + second.num_generations <= 33
+
+
+async def late_answer(reply: Reply) -> None:
+    await asyncio.sleep(0.2)
+    await reply.answer("a", "b")
+
+
+async def test_an_engine_with_a_queue_of_its_own_is_not_asked_beside_the_first(
+    start: Start, upstream_of: UpstreamOf
+) -> None:
+    first, second = await upstream_of(late_answer), await upstream_of(whole)
+    gateway = await start(pair(first, second))
+    gateway.fleet.replicas[1].load = Load(waiting=1)
+    assert (await gateway.chat())[2]["x-goodgate-replica"] == "a"
+    assert second.num_generations == 0
+
+
+async def test_a_replica_whose_places_are_all_taken_is_not_asked_beside_the_first(
+    start: Start, upstream_of: UpstreamOf
+) -> None:
+    first, second = await upstream_of(late_answer), await upstream_of(silent)
+    replicas = first.replica("a"), {**second.replica("b"), "max_in_flight": 1}
+    gateway = await start(model(*replicas, routing="round_robin", hedge={"after": 20, "budget": 1.0}))
+    gateway.fleet.models["m"].turn = 1
+    with gateway.fleet.generation(gateway.fleet.replicas[1], 1):
+        assert (await gateway.chat())[2]["x-goodgate-replica"] == "a"
+    assert second.num_generations == 0
+
+
+async def test_nobody_is_asked_twice_while_others_wait_for_their_turn(start: Start, upstream_of: UpstreamOf) -> None:
+    first, second = await upstream_of(late_answer), await upstream_of(whole)
+    gateway = await start(pair(first, second, admission={"max_running": 1}))
+    running = asyncio.ensure_future(gateway.chat())
+    await until(lambda: first.num_generations == 1)
+    waiting = asyncio.ensure_future(gateway.chat())
+    assert (await running)[2]["x-goodgate-replica"] == "a"
+    assert (await waiting)[2]["x-goodgate-replica"] == "b"
+    assert (first.num_generations, second.num_generations) == (1, 1)
+
+
+async def test_the_ledger_names_both_of_a_race_and_counts_the_tokens_of_both(
+    start: Start, upstream_of: UpstreamOf, tmp_path: Path
+) -> None:
+    """What the loser has read is estimated: it was cut off before it could tell."""
+    slow, good = await upstream_of(silent), await upstream_of(whole)
+    gateway = await start(pair(slow, good))
+    _, body, headers = await gateway.chat()
+    reader = LedgerReader(tmp_path / FOLDER)
+    await until(lambda: reader.find(headers["x-request-id"]) is not None)
+    found = reader.find(headers["x-request-id"])
+    assert found is not None
+    lost, won = detail_of(found.record).attempts
+    assert (lost.replica, lost.why, lost.outcome) == ("a", "", "lost")
+    assert (won.replica, won.why, won.outcome) == ("b", "hedge", "ok")
+    assert lost.prompt_tokens > 0
+    assert (won.prompt_tokens, won.completion_tokens) == (3, 2)
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (3, 2)  # the caller pays for one
+    assert (found.record.prompt_tokens, found.record.completion_tokens) == (3, 2)
+
+
+async def test_two_hundred_requests_with_a_slow_replica_keep_to_the_budget(
+    start: Start, upstream_of: UpstreamOf
+) -> None:
+    first, second = await upstream_of(late_answer), await upstream_of(whole)
+    gateway = await start(pair(first, second, hedge={"after": 20, "budget": 0.1}))
+    for _ in range(4):
+        answers = await asyncio.gather(*(gateway.chat() for _ in range(50)))
+        assert {status for status, _, _ in answers} == {200}
+    races = await samples(gateway, r'goodgate_hedges_total\{model="m",winner="(\w+)"\}')
+    assert 10 <= sum(races.values()) <= 20
+    assert first.num_generations + second.num_generations == 200 + sum(races.values())
+    await until(lambda: gateway.open_requests.in_flight == 0)
+    assert await samples(gateway, r'goodgate_in_flight\{.*replica="(\w)"\}') == {"a": 0, "b": 0}
 
 
 def test_the_delay_is_what_nearly_all_first_tokens_took() -> None:
