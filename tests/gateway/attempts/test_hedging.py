@@ -19,6 +19,7 @@ from gateway.config import HedgeConfig
 from gateway.records.ledger_files import FOLDER
 from gateway.records.ledger_reader import LedgerReader
 from gateway.records.record import detail_of
+from tests.gateway.attempts.hedging_simulation import percentile, run
 from tests.gateway.rig import HELLO, Gateway, Reply, Script, Start, Upstream, model, until
 
 UpstreamOf = Callable[[Script], Awaitable[Upstream]]
@@ -216,6 +217,14 @@ async def test_two_hundred_requests_with_a_slow_replica_keep_to_the_budget(
     assert first.num_generations + second.num_generations == 200 + sum(races.values())
     await until(lambda: gateway.open_requests.in_flight == 0)
     assert await samples(gateway, r'goodgate_in_flight\{.*replica="(\w)"\}') == {"a": 0, "b": 0}
+
+
+def test_where_a_few_first_tokens_are_slow_hedging_takes_the_long_waits_away() -> None:
+    """In virtual time; the figures are in docs/lab-log.md."""
+    alone, _ = run(None)
+    hedged, num_hedges = run(HedgeConfig(budget=0.1))
+    assert percentile(hedged, 0.99) < percentile(alone, 0.99) / 2
+    assert num_hedges <= 0.1 * len(hedged)
 
 
 def test_the_delay_is_what_nearly_all_first_tokens_took() -> None:
