@@ -167,9 +167,8 @@ async def test_a_replica_whose_places_are_all_taken_is_not_asked_beside_the_firs
     first, second = await upstream_of(late_answer), await upstream_of(silent)
     replicas = first.replica("a"), {**second.replica("b"), "max_in_flight": 1}
     gateway = await start(model(*replicas, routing="round_robin", hedge={"after": 20, "budget": 1.0}))
-    gateway.fleet.models["m"].turn = 1
-    with gateway.fleet.generation(gateway.fleet.replicas[1], 1):
-        assert (await gateway.chat())[2]["x-goodgate-replica"] == "a"
+    gateway.fleet.replicas[1].in_flight = 1
+    assert (await gateway.chat())[2]["x-goodgate-replica"] == "a"
     assert second.num_generations == 0
 
 
