@@ -15,7 +15,8 @@ from statistics import mean
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway.routing.simulation import GREY, MIXED, SIMULATED, Machine, Result, Scenario, simulate  # noqa: E402
+from gateway.routing.policies import POLICIES  # noqa: E402
+from gateway.routing.simulation import GREY, MIXED, Machine, Result, Scenario, simulate  # noqa: E402
 
 PAGE, FIGURE = ROOT / "docs" / "routing.md", ROOT / "docs" / "routing.svg"
 BEGIN, END = "<!-- simulation: begin -->", "<!-- simulation: end -->"
@@ -125,7 +126,7 @@ def _row(policy: str, by_rate: Mapping[int, Sequence[Result]]) -> str:
 
 
 def main() -> None:
-    assert SIMULATED.keys() >= COLOURS.keys()
+    assert POLICIES.keys() >= COLOURS.keys()
     curves = measured()
     FIGURE.write_text(figure(curves))
     head, _, rest = PAGE.read_text().partition(BEGIN)

@@ -22,7 +22,6 @@ then its connections are closed, or its engine stopped (see turnover.py, which s
 from __future__ import annotations
 
 import asyncio
-import difflib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -32,7 +31,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from adapters.base import EngineAdapter, Load
-from adapters.errors import EngineUnavailable, GoodgateError, ModelNotFound
+from adapters.errors import EngineUnavailable, GoodgateError
 from adapters.launching.kept_alive import Ready, Restarting, kept_alive
 from adapters.launching.launch import launch
 from adapters.launching.restart import Policy
@@ -43,12 +42,11 @@ from gateway.records import logs
 from gateway.records.trace import Attempt
 from gateway.replicas.attainment import Promise, missed
 from gateway.replicas.departures import Departures
-from gateway.replicas.names import MAX_LENGTH, Match, Names
+from gateway.replicas.directory import Directory
 from gateway.replicas.replica import Replica, ServedModel, State
 from gateway.replicas.standing import Peers
 from gateway.replicas.turnover import turnover
 from gateway.shaping import shape_of
-from gateway.tenants.keys import Key
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 30.0
@@ -66,8 +64,9 @@ class CannotIsolate(EngineUnavailable):
     """Tenants must not share a prefix cache, and this engine would let them."""
 
 
-class Fleet:
+class Fleet(Directory):
     def __init__(self, live: Live, *, find_adapter: FindAdapter, home: Path) -> None:
+        super().__init__()
         self._find_adapter = find_adapter
         self._home = home
         self._wants_versions = live.config.evidence is not None  # to know of which version a race's figures are
@@ -75,8 +74,6 @@ class Fleet:
         self.fatal: asyncio.Future[GoodgateError] | None = None
         self._has_served = False  # some replica was ready once
         self.created = int(time.time())
-        self.models: dict[str, ServedModel] = {}
-        self.groups: dict[str, ServedModel] = {}
         self._live = live
         self.departures = Departures(live, drop=self._drop, stop=self._stop_gone)
         self.adopt(live.config, self.plan(live.config))
@@ -103,65 +100,11 @@ class Fleet:
                     else:
                         self.departures.see_off(replica, None)
         self.groups = {group.name: self._adopted_group(group) for group in config.groups}
-        self._named = (*self.models.values(), *self.groups.values())
-        self._names = Names({name: named for named in self._named for name in (named.name, *named.config.aliases)})
+        self._list_names()
         for each in (*former.values(), *self.models.values()):
             self._regroup(each)
             each.tell_change()
         return rotated
-
-    @property
-    def replicas(self) -> list[Replica]:
-        """Those of the configuration."""
-        return [replica for replica in self.serving if not replica.is_leaving]
-
-    @property
-    def serving(self) -> list[Replica]:
-        """With those that stand in for some that are not ready yet."""
-        return [replica for model in self.models.values() for replica in model.replicas]
-
-    def knows(self, named: ServedModel) -> bool:
-        """It is still configured, under its name."""
-        return named.name in self.models or named.name in self.groups
-
-    def resolve(self, name: str, caller: Key | None = None) -> ServedModel:
-        """The model or group behind a name, an alias or a name that a pattern matches. One that the caller may not use
-        is as unknown as one that is not there, and no hint names it."""
-        match = self._names.find(name)
-        if match is None or not _may_ask(caller, name, match):
-            raise self._not_found(name, caller)
-        return match.target
-
-    def resolve_one(self, name: str, caller: Key | None = None) -> ServedModel:
-        """The same, for what the models of a group would not answer alike: then it is the first of them."""
-        named = self.resolve(name, caller)
-        return self.models[named.config.models[0]] if isinstance(named.config, GroupConfig) else named
-
-    def passed_on(self, name: str) -> str:
-        """What a `*` in a replica's own `model` stands for: what the client wrote, or the part of it that a pattern has
-        left open."""
-        match = self._names.find(name)
-        return name if match is None or match.part is None else match.part
-
-    def parts(self, named: ServedModel) -> list[ServedModel]:
-        """What is routed within at a time: the whole, but for a group with models that are loaded on demand. Those are
-        tried one after the other, so that none is loaded before it is wanted."""
-        if isinstance(named.config, GroupConfig):
-            models = [self.models[name] for name in named.config.models if name in self.models]  # not gone meanwhile
-            if any(model.is_on_demand for model in models):
-                return models
-        return [named]
-
-    def served_to(self, caller: Key | None) -> list[ServedModel]:
-        return [named for named in self._named if named.is_for(caller)]
-
-    def _not_found(self, name: str, caller: Key | None) -> ModelNotFound:
-        shown = name if len(name) <= MAX_LENGTH else f"{name[:64]}..."
-        names = [each for each, known in self._names.written_out.items() if known.is_for(caller)]
-        nearest = difflib.get_close_matches(shown, names, n=1)
-        models = ", ".join(sorted(named.name for named in self.served_to(caller))) or "none for this key"
-        hint = f"did you mean {nearest[0]!r}?" if nearest else f"there is: {models}."
-        return ModelNotFound(f"There is no model {shown!r}; {hint}", param="model")
 
     def opened(self, replica: Replica, tokens: int, now: float) -> float:
         """One more generation of at most so many tokens is open on the replica. `closed` wants what is returned."""
@@ -510,11 +453,3 @@ def _tell(replica: Replica, before: str) -> None:
     if (after := replica.standing.verdict) != before:
         why = replica.standing.why_left_out(time.perf_counter())
         logs.warning(_log, f"replica {after}", model=replica.model, replica=replica.name, was=before, reason=why)
-
-
-def _may_ask(caller: Key | None, name: str, match: Match[ServedModel]) -> bool:
-    """Through a pattern a key reaches only what it may ask for by that name too: a key for `small*` does not come by
-    `*` to a model of another name."""
-    if caller is None or match.part is None:
-        return match.target.is_for(caller)
-    return match.target.is_for(caller) and caller.may_use([name])

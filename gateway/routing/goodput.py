@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.routing.ask import Ask
-from gateway.routing.policies import ReplicaView, least_load
+from gateway.routing.views import ReplicaView, least_load
 
 _ROOM, _UNKNOWN, _FULL = range(3)
 

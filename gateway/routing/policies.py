@@ -21,51 +21,16 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate
 
-from msgspec import Struct
-
 from gateway.routing.ask import Ask
+from gateway.routing.goodput import goodput
+from gateway.routing.views import Policy, ReplicaView, from_turn, least_load
 
 HOT = 1.5  # times the mean work of the other replicas, and
 HOT_REQUESTS = 4  # so many requests like this one beyond that: more waits longer than a cache or a session saves
 MIN_TRUST = 0.5  # below it a replica comes last where trust cannot be weighed
-LEAST_TRUST = 1e-3  # so that one that nobody trusts still has a speed
 MIN_CACHED_SHARE = 0.25  # of a prompt: less to read is not worth leaving the least loaded replica for
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 by the golden ratio
 MASK = (1 << 64) - 1
-
-
-class ReplicaView(Struct, frozen=True):
-    """What routing may know of a replica: what its operator has said of it, what this gateway has open on it, and how
-    it fares. `trust` is 1 where it does as well as the others, and `LEAST_TRUST` where it should get nothing."""
-
-    name: str
-    in_flight: int = 0
-    open_tokens: int = 0
-    rank: int = 0  # the place of its model in a group
-    weight: float = 1.0  # how much it carries, against the others
-    cost: float = 0.0
-    max_in_flight: int | None = None
-    waiting: int = 0  # in the engine's own queue, as of the last probe
-    trust: float = 1.0  # how well it fares (gateway/replicas/standing.py)
-    latency_s: float = 0.0  # to the first token for each token of work, lately; 0 where nothing is known
-    offered_rps: float = 0.0  # requests that this gateway gives it, lately
-    proven_rps: float = 0.0  # those that it is trusted to carry, for `goodput`; 0 where nothing is known
-    cached_tokens: int = 0  # of this prompt, that it has probably read before
-
-    @property
-    def speed(self) -> float:
-        return self.weight * self.trust
-
-    @property
-    def is_full(self) -> bool:
-        return self.max_in_flight is not None and self.in_flight >= self.max_in_flight
-
-    def work(self, ask: Ask) -> float:
-        """What it would have to do with this request, in tokens of a replica of weight 1."""
-        return (self.open_tokens + ask.tokens) / (self.weight * self.trust)
-
-
-Policy = Callable[[Sequence[ReplicaView], Ask, int], list[ReplicaView]]
 
 
 def round_robin(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaView]:
@@ -76,13 +41,6 @@ def round_robin(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[Repli
 def weighted(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaView]:
     """Each replica as often as its weight says, spread evenly."""
     return _in_shares(views, [view.speed for view in views], turn)
-
-
-def least_load(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaView]:
-    """The least work first, in tokens and not in requests, by what each can carry; equals in turn (the sort is
-    stable)."""
-    tokens = ask.tokens
-    return sorted(_from(views, turn), key=lambda view: (view.open_tokens + tokens) / (view.weight * view.trust))
 
 
 def power_of_two(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaView]:
@@ -140,6 +98,7 @@ POLICIES: Mapping[str, Policy] = {
     "prefix_affinity": prefix_affinity,
     "session_affinity": session_affinity,
     "cost": cost,
+    "goodput": goodput,
     "order": in_order,
 }
 READS_PREFIX = frozenset({"prefix_affinity"})  # what others do not read is not worked out for them
@@ -164,20 +123,13 @@ def hot(views: Sequence[ReplicaView], ask: Ask) -> Callable[[ReplicaView], bool]
     return is_hot
 
 
-def _from(views: Sequence[ReplicaView], turn: int) -> list[ReplicaView]:
-    if not views:
-        return []
-    first = turn % len(views)
-    return [*views[first:], *views[:first]]
-
-
 def _in_shares(views: Sequence[ReplicaView], shares: Sequence[float], turn: int) -> list[ReplicaView]:
     """Each replica first as often as its share says. Turns go round the circle of all shares in steps of the golden
     ratio, which visits each arc at the most even intervals; arcs of one size are simply visited in turn."""
     if not shares or min(shares) == max(shares):
-        return _from(views, turn)
+        return from_turn(views, turn)
     ends = list(accumulate(shares))
-    return _from(views, min(bisect_right(ends, (turn * GOLDEN & MASK) / 2**64 * ends[-1]), len(views) - 1))
+    return from_turn(views, min(bisect_right(ends, (turn * GOLDEN & MASK) / 2**64 * ends[-1]), len(views) - 1))
 
 
 def _distance(session: int, view: ReplicaView) -> float:

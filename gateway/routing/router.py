@@ -24,14 +24,13 @@ from gateway.replicas.fleet import Fleet
 from gateway.replicas.loader import Loader, OnLate
 from gateway.replicas.replica import Replica, ServedModel, State
 from gateway.routing.ask import Ask
-from gateway.routing.goodput import goodput
-from gateway.routing.policies import LEAST_TRUST, POLICIES, READS_PREFIX, Policy, ReplicaView, room_first
+from gateway.routing.policies import POLICIES, READS_PREFIX, room_first
 from gateway.routing.prefix_index import TOKENS_A_BLOCK, PrefixIndex
 from gateway.routing.proofs import Proofs
+from gateway.routing.views import LEAST_TRUST, ReplicaView
 
 NOT_READY_RETRY_AFTER_S = 2.0
 NOBODY: Mapping[str, int] = {}
-ALL_POLICIES: Mapping[str, Policy] = {**POLICIES, "goodput": goodput}
 
 Check: TypeAlias = Callable[[EngineAdapter[Any]], None]  # raises what the engine refuses, by name
 
@@ -100,7 +99,7 @@ class Router:
         by_name = {f"{replica.model}/{replica.name}": replica for replica in replicas}
         proofs = self._proofs if model.config.routing == "goodput" else None
         views = [_view(name, each, model, now, known, proofs) for name, each in by_name.items()]
-        policy = ALL_POLICIES[model.config.routing]
+        policy = POLICIES[model.config.routing]
         order = room_first(policy(views, ask, self._fleet.next_turn(model)))
         return [by_name[view.name] for view in order]
 

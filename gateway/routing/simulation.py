@@ -30,9 +30,9 @@ from gateway.replicas.rate import Rate
 from gateway.replicas.replica import OFFERED_S
 from gateway.replicas.standing import Peers, Standing
 from gateway.routing.ask import Ask
-from gateway.routing.goodput import goodput
-from gateway.routing.policies import LEAST_TRUST, POLICIES, READS_PREFIX, ReplicaView
+from gateway.routing.policies import POLICIES, READS_PREFIX
 from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.views import LEAST_TRUST, ReplicaView
 
 STEP_S = 0.012  # to read the weights once
 SEQUENCE_S = 0.00012  # for each sequence that decodes in a step
@@ -48,7 +48,6 @@ GOES_ON = 0.8  # of the requests belong to a conversation that has begun
 MAX_COMPLETION_TOKENS = 512
 PROVEN = 0.99  # of the requests that a machine alone has to carry well
 MARGIN = 0.9  # of what is proven, that `goodput` fills up
-SIMULATED = {**POLICIES, "goodput": goodput}
 
 
 class Machine(Struct, frozen=True):
@@ -194,7 +193,7 @@ def simulate(routing: str, scenario: Scenario) -> Result:
         run_until(request.at)
         known = index.known(request.blocks) if routing in READS_PREFIX else {}
         views = [_view(each, known.get(each.name, 0), proven[each.name], request.at) for each in engines]
-        engine = by_name[SIMULATED[routing](views, request.ask, turn)[0].name]
+        engine = by_name[POLICIES[routing](views, request.ask, turn)[0].name]
         if routing in READS_PREFIX:
             index.note(request.blocks, engine.name)
         engine.accept(request)

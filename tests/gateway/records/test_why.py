@@ -13,7 +13,7 @@ from gateway.records.ledger_reader import Usual
 from gateway.records.record import AttemptRecord, CandidateRecord, Detail, Record, phases_of, record_of
 from gateway.records.trace import Attempt
 from gateway.records.why import BAR_WIDTH, printable, seconds, story, timeline, verdict
-from gateway.routing import router
+from gateway.routing.policies import POLICIES
 from tests.gateway.records.test_ledger_files import ended_trace
 
 USUAL = Usual(812, prefill_s=0.3, tpot_s=0.03)
@@ -231,7 +231,7 @@ def test_the_time_a_token_takes_is_that_of_one_choice() -> None:
 
 
 def test_every_way_to_route_is_explained() -> None:
-    assert set(why.POLICIES) == set(router.ALL_POLICIES)
+    assert set(why.POLICIES) == set(POLICIES)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,9 @@ from gateway.routing import goodput as goodput_module
 from gateway.routing.ask import Ask
 from gateway.routing.evidence import Entry, Evidence, Limits
 from gateway.routing.goodput import goodput
-from gateway.routing.policies import ReplicaView, least_load, round_robin
+from gateway.routing.policies import round_robin
 from gateway.routing.proof import BROKEN, DAY_S, judged, promised
+from gateway.routing.views import ReplicaView, least_load
 from tests.gateway.rig import Gateway, Start, fake, model, until
 from tests.gateway.routing.test_evidence import NATIVE, document, write
 

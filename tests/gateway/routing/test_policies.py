@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from gateway.admission import capacity
 from gateway.replicas import names
 from gateway.routing import policies
+from gateway.routing import views as views_module
 from gateway.routing.ask import Ask, session_key
 from gateway.routing.policies import (
-    LEAST_TRUST,
     MIN_TRUST,
-    ReplicaView,
+    POLICIES,
     hot,
     in_order,
-    least_load,
     power_of_two,
     prefix_affinity,
     room_first,
@@ -29,7 +28,7 @@ from gateway.routing.policies import (
     session_affinity,
     weighted,
 )
-from gateway.routing.router import ALL_POLICIES
+from gateway.routing.views import LEAST_TRUST, ReplicaView, least_load
 from gateway.web import body
 
 ASK = Ask(prompt_tokens=100, completion_tokens=100)
@@ -71,14 +70,14 @@ def view(name: str, **fields: Any) -> ReplicaView:
 
 def ordered(name: str, given_views: list[ReplicaView], ask: Ask, turn: int) -> list[ReplicaView]:
     """As the router has it."""
-    return room_first(ALL_POLICIES[name](given_views, ask, turn))
+    return room_first(POLICIES[name](given_views, ask, turn))
 
 
 def firsts(policy: Callable[..., list[ReplicaView]], given_views: list[ReplicaView], num_turns: int) -> Counter[str]:
     return Counter(policy(given_views, ASK, turn)[0].name for turn in range(num_turns))
 
 
-@given(views, asks, turns, st.sampled_from(sorted(ALL_POLICIES)))
+@given(views, asks, turns, st.sampled_from(sorted(POLICIES)))
 def test_every_policy_orders_all_replicas_and_changes_nothing(
     given_views: list[ReplicaView], ask: Ask, turn: int, name: str
 ) -> None:
@@ -89,7 +88,7 @@ def test_every_policy_orders_all_replicas_and_changes_nothing(
     assert ordered(name, given_views, ask, turn) == order
 
 
-@given(views, asks, turns, st.sampled_from(sorted(ALL_POLICIES)))
+@given(views, asks, turns, st.sampled_from(sorted(POLICIES)))
 def test_no_policy_prefers_a_full_replica_to_one_with_room(
     given_views: list[ReplicaView], ask: Ask, turn: int, name: str
 ) -> None:
@@ -97,7 +96,7 @@ def test_no_policy_prefers_a_full_replica_to_one_with_room(
     assert full == sorted(full)
 
 
-@pytest.mark.parametrize("name", sorted(ALL_POLICIES))
+@pytest.mark.parametrize("name", sorted(POLICIES))
 @pytest.mark.parametrize("num_replicas", [2, 4])
 def test_a_replica_that_is_hardly_trusted_gets_hardly_anything(name: str, num_replicas: int) -> None:
     replicas = [view(f"r{n}", cost=n) for n in range(1, num_replicas)]
@@ -259,5 +258,5 @@ def test_a_draining_gateway_admits_nothing() -> None:
 
 
 def test_the_examples_in_the_pure_modules_are_true() -> None:
-    for module in (policies, body, names):
+    for module in (policies, views_module, body, names):
         assert doctest.testmod(module).failed == 0

@@ -6,7 +6,8 @@ from statistics import mean
 
 import pytest
 
-from gateway.routing.simulation import GREY, MIXED, SIMULATED, Machine, Result, Scenario, simulate
+from gateway.routing.policies import POLICIES
+from gateway.routing.simulation import GREY, MIXED, Machine, Result, Scenario, simulate
 
 EVEN = (Machine(),) * 4
 SEEDS = (11, 12)
@@ -25,7 +26,7 @@ def test_near_saturation_who_sees_load_serves_more_in_time_than_round_robin(poli
     assert met(policy, 16) > met("round_robin", 16) + 0.05
 
 
-@pytest.mark.parametrize("policy", sorted({*SIMULATED} - {"cost", "order"}))
+@pytest.mark.parametrize("policy", sorted({*POLICIES} - {"cost", "order"}))
 def test_far_below_saturation_all_policies_serve_everything_in_time(policy: str) -> None:
     assert met(policy, 4, EVEN) > 0.99
 
@@ -42,7 +43,7 @@ def test_affinity_finds_more_in_caches_and_no_replica_drowns(policy: str) -> Non
     assert mean(each.attainment for each in with_affinity) > mean(each.attainment for each in without) + 0.1
 
 
-@pytest.mark.parametrize("policy", sorted({*SIMULATED} - {"cost", "order"}))
+@pytest.mark.parametrize("policy", sorted({*POLICIES} - {"cost", "order"}))
 def test_a_replica_that_becomes_ten_times_slower_loses_its_traffic(policy: str) -> None:
     """It fares as the others for 20 of 45 seconds, so an even share would be more than a fifth."""
     for sick, well in zip(results(policy, 12, GREY), results(policy, 12, MIXED), strict=True):
