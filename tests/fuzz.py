@@ -34,7 +34,7 @@ from adapters.registry import adapter_class
 from adapters.servers.side_answers import decode_detokenize, decode_embedding, decode_tokenize
 from adapters.types import ChatRequest, Chunk, CompletionRequest, Message, decode_as, decode_chat
 from adapters.wire.openai_wire import StreamReader, request_body
-from gateway.app import FLEET, create_app
+from gateway.app import PARTS, create_app
 from gateway.config import parse_config
 from gateway.handlers import openai as openai_routes
 from gateway.handlers.anthropic_answers import MessageEvents, MessageFold, MessageHead
@@ -400,7 +400,7 @@ async def a_rig() -> AsyncIterator[Rig]:
         app, sock = create_app(config, home=Path(home)), listen("127.0.0.1", 0)
         port: int = sock.getsockname()[1]
         async with server, serving(app, sock):
-            while not all(replica.is_ready for replica in app[FLEET].replicas):  # noqa: ASYNC110 - nothing tells it
+            while not all(replica.is_ready for replica in app[PARTS].fleet.replicas):  # noqa: ASYNC110 - nothing tells it
                 await asyncio.sleep(0.005)
             yield Rig(port, engine)
 

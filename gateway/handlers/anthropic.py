@@ -23,7 +23,7 @@ from gateway.handlers.anthropic_answers import MESSAGE_STOP, PING, MessageEvents
 from gateway.handlers.anthropic_requests import MessagesBody, decode_count, decode_messages
 from gateway.handlers.streaming import tell_how_it_ends
 from gateway.records.trace import TRACE, Trace
-from gateway.replicas.fleet import Fleet
+from gateway.replicas.directory import Directory
 from gateway.tenants.auth import keyed
 from gateway.web import envelope
 from gateway.web.body import read_json
@@ -31,7 +31,7 @@ from gateway.web.stream import EventStream, Framing
 
 
 class AnthropicHandlers:
-    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, live: Live) -> None:
+    def __init__(self, dispatcher: Dispatcher, fleet: Directory, live: Live) -> None:
         self._dispatcher = dispatcher
         self._fleet = fleet
         self._live = live

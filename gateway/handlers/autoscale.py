@@ -9,14 +9,14 @@ import msgspec
 from aiohttp import web
 
 from gateway.records.trace import TRACE
-from gateway.replicas.fleet import Fleet
+from gateway.replicas.directory import Directory
 from gateway.routing.autoscale import Autoscale
 from gateway.tenants.auth import admin
 from gateway.web.envelope import JSON
 
 
 class AutoscaleHandlers:
-    def __init__(self, autoscale: Autoscale, fleet: Fleet) -> None:
+    def __init__(self, autoscale: Autoscale, fleet: Directory) -> None:
         self._autoscale = autoscale
         self._fleet = fleet
 

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from adapters.errors import InvalidRequest
 from gateway.records.trace import TRACE
-from gateway.replicas.fleet import Fleet
+from gateway.replicas.directory import Directory
 from gateway.tenants.auth import keyed
 from gateway.web import envelope
 
@@ -25,7 +25,7 @@ MAX_PAGE = 1000
 
 
 class ModelHandlers:
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Directory) -> None:
         self._fleet = fleet
         self._created_at = datetime.fromtimestamp(fleet.created, UTC).isoformat().replace("+00:00", "Z")
 

@@ -24,7 +24,7 @@ from gateway.attempts.answer import Question
 from gateway.config import Live
 from gateway.dispatch import Dispatcher
 from gateway.records.trace import TRACE
-from gateway.replicas.fleet import Fleet
+from gateway.replicas.directory import Directory
 from gateway.tenants import cost
 from gateway.tenants.auth import keyed
 from gateway.web.body import read_json
@@ -32,7 +32,7 @@ from gateway.web.envelope import JSON
 
 
 class QuestionHandlers:
-    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, live: Live) -> None:
+    def __init__(self, dispatcher: Dispatcher, fleet: Directory, live: Live) -> None:
         self._dispatcher = dispatcher
         self._fleet = fleet
         self._live = live

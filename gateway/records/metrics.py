@@ -30,7 +30,7 @@ from prometheus_client.utils import floatToGoString
 from adapters.types import Usage
 from gateway.records.metric_table import LABELS, MAX_SERIES, METRICS, OTHER, Kind, Label, Metric
 from gateway.records.trace import Attempt, Trace
-from gateway.replicas.fleet import Fleet
+from gateway.replicas.directory import Directory
 from gateway.replicas.replica import Replica, State
 from gateway.tenants import cost
 from gateway.tenants.cost import Spent
@@ -45,7 +45,7 @@ Read: TypeAlias = Callable[[], Iterable[tuple[Values, float]]]
 class Metrics:
     """One registry a gateway, so that two gateways in one process do not meet."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Directory) -> None:
         self.registry = CollectorRegistry()
         bounds = {name: Bounded(label) for name, label in LABELS.items()}
         self._families = {metric.name: _Family(metric, bounds) for metric in METRICS}
@@ -108,7 +108,7 @@ class Metrics:
         if usage.cached_tokens is not None:
             families["goodgate_cached_prompt_tokens"].add(labels, usage.cached_tokens)
 
-    def _watch_fleet(self, fleet: Fleet) -> None:
+    def _watch_fleet(self, fleet: Directory) -> None:
         for name, read in {
             "goodgate_in_flight": lambda replica: replica.in_flight,
             "goodgate_replica_ready": lambda replica: replica.is_ready or replica.state is State.UNLOADED,
@@ -226,7 +226,7 @@ _FAMILIES: Mapping[Kind, type[CounterMetricFamily | GaugeMetricFamily | Histogra
 }
 
 
-def _of_replicas(fleet: Fleet, read: Callable[[Replica], float | None]) -> Iterator[tuple[Values, float]]:
+def _of_replicas(fleet: Directory, read: Callable[[Replica], float | None]) -> Iterator[tuple[Values, float]]:
     """What each replica tells, where it does."""
     for replica in fleet.replicas:
         value = read(replica)
@@ -234,7 +234,7 @@ def _of_replicas(fleet: Fleet, read: Callable[[Replica], float | None]) -> Itera
             yield _labels(replica), value
 
 
-def _states(fleet: Fleet) -> Iterator[tuple[Values, float]]:
+def _states(fleet: Directory) -> Iterator[tuple[Values, float]]:
     for replica in fleet.replicas:
         for state in State:
             yield (*_labels(replica), state.value), replica.state is state

@@ -31,7 +31,7 @@ from gateway.records import logs
 from gateway.records.metrics import Metrics
 from gateway.records.trace import CANCELLED, LOST, Attempt, Trace
 from gateway.records.trace_context import TraceContext
-from gateway.replicas.fleet import Fleet
+from gateway.replicas.directory import Directory
 from gateway.replicas.replica import Replica
 
 MAX_WAITING = 4096  # ended requests that wait to be exported; about 2 KB each
@@ -171,7 +171,7 @@ def _known(attributes: Mapping[str, Any]) -> dict[str, str | int | float | bool]
 class SpanExporter:
     """Sends the spans of recorded requests to an OTLP endpoint over HTTP. Raises `ExtraMissing` when it is made."""
 
-    def __init__(self, endpoint: str, headers: Mapping[str, str], fleet: Fleet, metrics: Metrics) -> None:
+    def __init__(self, endpoint: str, headers: Mapping[str, str], fleet: Directory, metrics: Metrics) -> None:
         self._url = endpoint.rstrip("/").removesuffix(_PATH) + _PATH
         self._wire = _Wire(self._url, headers)
         self._fleet = fleet

@@ -8,6 +8,7 @@ directory.served_to(caller)                    # what a key may use
 from __future__ import annotations
 
 import difflib
+import time
 
 from adapters.errors import ModelNotFound
 from gateway.config import GroupConfig
@@ -18,6 +19,7 @@ from gateway.tenants.keys import Key
 
 class Directory:
     def __init__(self) -> None:
+        self.created = int(time.time())
         self.models: dict[str, ServedModel] = {}
         self.groups: dict[str, ServedModel] = {}
         self._list_names()

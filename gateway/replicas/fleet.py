@@ -73,7 +73,6 @@ class Fleet(Directory):
         self._isolates = live.config.tenants.isolate_prefix_cache == "require"
         self.fatal: asyncio.Future[GoodgateError] | None = None
         self._has_served = False  # some replica was ready once
-        self.created = int(time.time())
         self._live = live
         self.departures = Departures(live, drop=self._drop, stop=self._stop_gone)
         self.adopt(live.config, self.plan(live.config))

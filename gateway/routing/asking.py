@@ -12,7 +12,7 @@ from random import Random
 from adapters.types import GenerateRequest
 from gateway.records.prefixes import head_of
 from gateway.records.trace import Trace
-from gateway.replicas.fleet import Fleet
+from gateway.replicas.directory import Directory
 from gateway.replicas.replica import ServedModel
 from gateway.routing.ask import Ask, session_of
 from gateway.routing.policies import READS_PREFIX, READS_SESSION
@@ -21,7 +21,7 @@ from gateway.tenants.cost import Cost
 
 
 class Asks:
-    def __init__(self, fleet: Fleet, index: PrefixIndex) -> None:
+    def __init__(self, fleet: Directory, index: PrefixIndex) -> None:
         self._fleet = fleet
         self._index = index
         self._lots = Random()  # of its own in each process, so that they do not draw alike

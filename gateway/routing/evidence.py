@@ -24,7 +24,7 @@ from msgspec import Meta, Struct
 
 from gateway.records import logs
 from gateway.records.metrics import Values
-from gateway.replicas.fleet import Fleet
+from gateway.replicas.directory import Directory
 from gateway.replicas.replica import Replica
 
 FORMAT = "goodgate-evidence/1"
@@ -96,7 +96,7 @@ def entry_of(replica: Replica, names: frozenset[str], entries: tuple[Entry, ...]
 class ProvenGoodput:
     """What the file proves, as of now, in the form in which metrics are read."""
 
-    def __init__(self, path: Path, fleet: Fleet) -> None:
+    def __init__(self, path: Path, fleet: Directory) -> None:
         self._path = path
         self._fleet = fleet
         self._stamp: tuple[int, int] | None = None

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from adapters.errors import GoodgateError
-from gateway.app import FLEET, LIVE, OPEN_REQUESTS, RELOADER
+from gateway.app import PARTS, RELOADER
 from gateway.web.guard import GUARD
 from gateway.web.protocol import Connection
 
@@ -71,7 +71,7 @@ def watch_clients(sock: socket.socket, timeout_s: float) -> None:
 @asynccontextmanager
 async def serving(app: web.Application, sock: socket.socket) -> AsyncIterator[None]:
     """Serve on the socket for as long as the block lasts, then drain. Clients that leave cancel their requests."""
-    live = app[LIVE]
+    live = app[PARTS].live
     loop = asyncio.get_running_loop()
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_TIMEOUT_S)
     await runner.setup()
@@ -89,7 +89,7 @@ async def serving(app: web.Application, sock: socket.socket) -> AsyncIterator[No
             if RELOADER in app:
                 app[RELOADER].close()
             # Still listening: new requests are served for a while, and then told 503.
-            await app[OPEN_REQUESTS].drain(live.server.drain_timeout_s, after_s=live.server.drain_delay_s)
+            await app[PARTS].open_requests.drain(live.server.drain_timeout_s, after_s=live.server.drain_delay_s)
         finally:
             listener.close()
     finally:
@@ -106,7 +106,7 @@ async def serve_until_signal(app: web.Application, sock: socket.socket, on_liste
 
     def on_signal() -> None:
         if stop.done():
-            app[OPEN_REQUESTS].hurry()
+            app[PARTS].open_requests.hurry()
         else:
             stop.set_result(None)
 
@@ -121,7 +121,7 @@ async def serve_until_signal(app: web.Application, sock: socket.socket, on_liste
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
     async with serving(app, sock):
         on_listening()
-        fatal = app[FLEET].fatal
+        fatal = app[PARTS].fleet.fatal
         assert fatal is not None  # set when the fleet starts, and serving has started it
         await asyncio.wait({stop, fatal}, return_when=asyncio.FIRST_COMPLETED)
         if fatal.done():

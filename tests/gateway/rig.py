@@ -26,7 +26,7 @@ from aiohttp import web
 
 from adapters import registry
 from gateway.admission.open_requests import OpenRequests
-from gateway.app import FLEET, OPEN_REQUESTS, QUOTAS, create_app
+from gateway.app import PARTS, create_app
 from gateway.config import AdapterClass, Config, FindAdapter, parse_config
 from gateway.reload.source import Reading
 from gateway.replicas.fleet import Fleet
@@ -67,11 +67,11 @@ class Gateway:
 
     @property
     def open_requests(self) -> OpenRequests:
-        return self.app[OPEN_REQUESTS]
+        return self.app[PARTS].open_requests
 
     @property
     def quotas(self) -> Quotas:
-        return self.app[QUOTAS]
+        return self.app[PARTS].quotas
 
     async def reload(self, *models: dict[str, Any], **sections: Any) -> tuple[int, Any]:
         """Have it serve these models by these sections from now on, as an operator would: status and answer."""
@@ -81,7 +81,7 @@ class Gateway:
 
     @property
     def fleet(self) -> Fleet:
-        return self.app[FLEET]
+        return self.app[PARTS].fleet
 
     @property
     def openai(self) -> openai.AsyncOpenAI:

@@ -15,7 +15,7 @@ from contextlib import suppress
 import pytest
 
 from adapters.base import Load
-from gateway.app import GATES
+from gateway.app import PARTS
 from tests.gateway.rig import HELLO, Gateway, Reply, Script, Start, Upstream, fake, fake_model, model, until
 
 UpstreamOf = Callable[[Script], Awaitable[Upstream]]
@@ -196,7 +196,7 @@ def num_sockets() -> int:
 
 def at_rest(gateway: Gateway) -> bool:
     """Nothing is counted as open any more, by whoever counts."""
-    gates = gateway.app[GATES]
+    gates = gateway.app[PARTS].gates
     return (
         gateway.open_requests.in_flight == 0
         and gates.num_waiting() == 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.admission.priority import TTFT_HEADER
-from gateway.app import GATES
+from gateway.app import PARTS
 from gateway.config import ConfigError, load_config
 from gateway.replicas.replica import State
 from tests.gateway.rig import HELLO, Reply, Start, fake, fake_model, free_port, model, until
@@ -55,7 +55,7 @@ async def test_who_waits_at_the_gate_of_a_model_that_is_taken_out_is_told_so(
     first = asyncio.create_task(gateway.chat(model=name))
     await until(lambda: upstream.num_generations == 1)
     second = asyncio.create_task(gateway.chat(model=name))
-    await until(lambda: gateway.app[GATES].num_waiting() == 1)
+    await until(lambda: gateway.app[PARTS].gates.num_waiting() == 1)
     await gateway.reload(model(upstream.replica(), name="n"), groups=[])
     held.go.set()
     assert (await first)[0] == 200

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.admission.gate import Gates
 from gateway.admission.priority import PRIORITY_HEADER, TTFT_HEADER, Priority
-from gateway.app import GATES, LIVE
+from gateway.app import PARTS
 from gateway.config import parse_config
 from gateway.tenants.keys import KeyStore, NewKey
 from tests.gateway.rig import HELLO, Gateway, Reply, Start, Upstream, model, until
@@ -20,7 +20,7 @@ CHAT = "/v1/chat/completions"
 
 
 def gates_of(gateway: Gateway) -> Gates:
-    return gateway.app[GATES]
+    return gateway.app[PARTS].gates
 
 
 def num_open(gateway: Gateway, name: str = "m") -> int:
@@ -229,7 +229,7 @@ async def test_another_configuration_keeps_who_waits_and_lets_in_whom_it_has_roo
     asks = [asyncio.create_task(ask(gateway, str(number))) for number in range(3)]
     await waiting(gateway, 2)
     fields = {} if admission is None else {"admission": admission}
-    gateway.app[LIVE].config = parse_config({"models": [model(upstream.replica(), **fields)]})
+    gateway.app[PARTS].live.config = parse_config({"models": [model(upstream.replica(), **fields)]})
     gates_of(gateway).adopt()
     expected = 3 if admission == {"max_running": 3} else 1  # without a gate they have their turns all the same
     await until(lambda: upstream.num_generations == expected)

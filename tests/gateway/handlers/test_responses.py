@@ -11,7 +11,7 @@ import openai
 import pydantic
 import pytest
 
-from gateway.app import RESPONSES
+from gateway.app import PARTS
 from tests.gateway.openai_responses import ASK, FOLDER, answer, check, events_of, read_events, types_of
 from tests.gateway.rig import Gateway, Reply, Script, Start, Upstream, fake_model, model, until
 
@@ -371,7 +371,7 @@ async def test_an_answer_too_large_to_keep_is_given_and_says_that_it_was_not_kep
 async def test_a_store_that_fails_takes_nothing_away_from_the_answer(start: Start) -> None:
     gateway = await start(fake_model(tokens=3), responses={"keep": "file"})
     first = await answer(gateway)
-    store = gateway.app[RESPONSES]
+    store = gateway.app[PARTS].responses
     await store._do(lambda: store._db.execute("DROP TABLE responses"))
     assert (await answer(gateway))["store"] is False
     events = await events_of(gateway)

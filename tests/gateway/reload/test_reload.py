@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app import GATES
+from gateway.app import PARTS
 from gateway.replicas.replica import State
 from tests.gateway.rig import Gateway, Reply, Script, Start, Upstream, fake, fake_model, free_port, model, raw, until
 
@@ -295,9 +295,9 @@ async def test_a_model_gets_a_gate_and_loses_it_and_who_waits_there_has_his_turn
     _, body = await gateway.reload(gated)
     assert body["changed"] == ["models.m.admission"]
     asked = [asyncio.create_task(gateway.chat()) for _ in range(4)]
-    await until(lambda: gateway.app[GATES].num_waiting("m") == 3)
+    await until(lambda: gateway.app[PARTS].gates.num_waiting("m") == 3)
     await gateway.reload({**gated, "admission": {"max_running": 2, "max_wait_s": 30}})
-    assert gateway.app[GATES].num_waiting("m") == 2
+    assert gateway.app[PARTS].gates.num_waiting("m") == 2
     await gateway.reload(slow)
     assert (await gateway.chat())[0] == 200
     assert [status for status, _, _ in await asyncio.gather(*asked)] == [200] * 4

@@ -22,7 +22,7 @@ from adapters.launching.launch import LaunchSpec
 from adapters.launching.restart import Policy
 from adapters.launching.supervise import descendants
 from adapters.models.model_store import Model, ModelStore
-from gateway.app import LOADER
+from gateway.app import PARTS
 from gateway.replicas.replica import ServedModel, State
 from tests.gateway.rig import HELLO, Gateway, Start, fake, model, until
 
@@ -94,7 +94,7 @@ def served(gateway: Gateway, name: str = "m") -> ServedModel:
 
 
 def state_of(gateway: Gateway, name: str = "m") -> dict[str, Any]:
-    status = gateway.app[LOADER].status(served(gateway, name))
+    status = gateway.app[PARTS].loader.status(served(gateway, name))
     assert status is not None
     return status
 
@@ -163,7 +163,7 @@ async def test_nothing_is_probed_before_it_is_loaded(start: Start, caplog: pytes
     await asyncio.sleep(0.2)
     assert served(gateway).replicas[0].state is State.UNLOADED
     assert (await gateway.chat())[0] == 200
-    await gateway.app[LOADER].unload(served(gateway))
+    await gateway.app[PARTS].loader.unload(served(gateway))
     await asyncio.sleep(0.2)
     assert served(gateway).replicas[0].state is State.UNLOADED
     assert await metric(gateway, "goodgate_replica_ready") == 1, "an alert for what is merely unloaded wakes people up"
@@ -241,7 +241,7 @@ async def test_a_load_that_fails_before_the_first_heartbeat_keeps_its_status(sta
     gateway = await begin(start, on_demand(engine="frail"))
     for fields in ({}, {"stream": True}):
         await until(lambda: state_of(gateway)["state"] == "unloaded", PATIENCE_S)
-        gateway.app[LOADER]._slots["m"].retry_at = 0
+        gateway.app[PARTS].loader._slots["m"].retry_at = 0
         status, body, headers = await gateway.chat(**fields)
         assert (status, body["error"]["code"]) == (503, "engine_unavailable")
         assert "Model 'm' could not be loaded: fake ended with exit code 3" in body["error"]["message"]
@@ -471,7 +471,7 @@ async def test_an_engine_that_ends_by_itself_is_started_again_and_given_up_until
     assert "2 quick crashes in a row" in replica.reason
     assert gateway.fleet.fatal is not None
     assert not gateway.fleet.fatal.done()
-    gateway.app[LOADER]._slots["m"].retry_at = 0
+    gateway.app[PARTS].loader._slots["m"].retry_at = 0
     assert (await gateway.chat())[0] == 200
 
 
@@ -592,7 +592,7 @@ async def test_stopping_while_a_model_is_loaded_leaves_no_process(start: Start, 
     await until(lambda: len(processes()) >= 2, PATIENCE_S)
     began = time.monotonic()
     await gateway.open_requests.drain(0.1)
-    await gateway.app[LOADER].close()
+    await gateway.app[PARTS].loader.close()
     await gateway.fleet.close()
     assert processes() == []
     assert time.monotonic() - began < 10

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.app import PROOFS
+from gateway.app import PARTS
 from gateway.config import ConfigError, SloConfig, parse_config
 from gateway.records.trace import CANCELLED, Attempt
 from gateway.replicas import attainment, rate
@@ -299,7 +299,7 @@ async def status_of(gateway: Gateway) -> dict[str, Any]:
 
 def look_again(gateway: Gateway) -> None:
     """As if the second after which the evidence is looked at anew had passed."""
-    gateway.app[PROOFS].look_at_once()
+    gateway.app[PARTS].proofs.look_at_once()
 
 
 async def test_requests_go_where_a_race_has_proven_most(start: Start, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from gateway.app import METRICS
+from gateway.app import PARTS
 from gateway.config import ConfigError, parse_config
 from gateway.tenants import quotas_redis
 from gateway.tenants.accounts import Account, Claim, InsufficientQuota, State
@@ -308,7 +308,7 @@ async def test_while_the_server_is_down_bounded_keys_are_refused_and_then_all_is
         assert (status, body["error"]["code"], shown["Retry-After"]) == (503, "quotas_unavailable", "1")
         assert "try again shortly" in body["error"]["message"]
     assert (await ask(gateway, free))[0] == 200  # without bounds nobody has to be asked
-    assert 'goodgate_unmetered_requests_total{decision="refused"} 3.0' in gateway.app[METRICS].render().decode()
+    assert 'goodgate_unmetered_requests_total{decision="refused"} 3.0' in gateway.app[PARTS].metrics.render().decode()
     await server.start()
     await eventually(lambda: is_let_in(gateway, bounded))
     store = gateway.quotas.store
