@@ -6,7 +6,7 @@ Post("/v1/embeddings", {...})                               # for EngineClient.a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ class Reader(Protocol):
     @property
     def num_chunks(self) -> int: ...
 
-    def feed(self, data: bytes) -> Iterator[Chunk]: ...
+    def feed(self, data: bytes) -> Iterable[Chunk]: ...
 
     def finish(self) -> list[Chunk]:
         """The stream is over. Raises `StreamInterrupted` if it ended too early."""

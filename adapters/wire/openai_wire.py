@@ -3,7 +3,7 @@
     body = request_body(request, dialect, model="served-name")
     reader = StreamReader("vllm", request, dialect)
     for data in reads:
-        for chunk in reader.feed(data): ...     # lazy, so read it to its end
+        for chunk in reader.feed(data): ...     # may be lazy, so read it to its end
     last = reader.finish()                      # the usage; raises where the stream ended too early
 
 `Dialect` is what differs between engines that speak it. Rules that hold for every one of them:
@@ -17,7 +17,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -39,11 +39,13 @@ from adapters.types import (
     set_fields,
 )
 from adapters.wire.sse import Event, EventSplitter
+from adapters.wire.text_event import TextEvent, shape_of
 from adapters.wire.vocabulary import as_completion_logprobs, as_finish_reason, max_pieces
 from adapters.wire.wire_errors import stream_error
 
 _NOTHING = Raw(b"")
 CHARS_A_TOKEN = 4  # about, where nobody counts
+MAX_SHAPES = 4  # of events, that are learnt one after the other in a stream that never uses one
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
@@ -223,17 +225,21 @@ class StreamReader:
         self._num_pieces = 0
         self._text_offsets = [0] * self._num_choices
         self._usage: _Usage | None = None
+        self._shape: TextEvent | None = None
+        self._shapes_left = MAX_SHAPES if self._num_choices == 1 else 0
         self.num_chunks = 0
         self.is_done = False
 
-    def feed(self, data: bytes) -> Iterator[Chunk]:
-        """Chunks that `data` completes, lazily: an error that the engine reports comes after what preceded it.
+    def feed(self, data: bytes) -> Iterable[Chunk]:
+        """Chunks that `data` completes, of several events lazily: an error that the engine reports comes after what
+        preceded it.
 
         Raises that error, and `EngineProtocolError` for nonsense.
         """
         if self._splitter is None:
             self._splitter = EventSplitter(who=f"The engine {self._engine!r}")
-        return self._read(self._splitter.feed(data))
+        events = self._splitter.feed(data)
+        return self._read_event(events[0]) if len(events) == 1 else self._read(events)
 
     def read_whole(self, body: bytes) -> list[Chunk]:
         """An answer in one piece, which some engines give whatever they are asked for: one event, and its end."""
@@ -264,13 +270,20 @@ class StreamReader:
 
     def _read(self, events: list[Event]) -> Iterator[Chunk]:
         for event in events:
-            data = event.data
-            if self.is_done or not data or data[0] == 58:  # some proxies send comments as data: ": keepalive"
-                continue
-            if data.startswith(b"[DONE]"):
-                self.is_done = True
-            elif event.event != "ping":
-                yield from self._read_payload(event)
+            yield from self._read_event(event)
+
+    def _read_event(self, event: Event) -> Sequence[Chunk]:
+        data = event.data
+        if self.is_done or not data or data[0] == 58:  # some proxies send comments as data: ": keepalive"
+            return ()
+        if self._shape is not None and (text := self._shape.text_of(data)) and not event.event and not self._finished:
+            self._shapes_left = MAX_SHAPES
+            self._count(0, text, is_piece=True)
+            return (Chunk(text=text),)
+        if data.startswith(b"[DONE]"):
+            self.is_done = True
+            return ()
+        return () if event.event == "ping" else self._read_payload(event)
 
     def _not_openai(self) -> EngineProtocolError:
         return EngineProtocolError(f"The engine {self._engine!r} sent a stream event that is not OpenAI's.")
@@ -285,6 +298,9 @@ class StreamReader:
         usage = _usage_of(payload.usage)
         if usage is not None:
             self._usage = self._plus(usage) if self._counts_each_choice else usage
+        elif self._shapes_left and _only_text(payload):
+            self._shapes_left -= 1
+            self._shape = shape_of(event.data, _read_text)
         chunks = (self._read_choice(choice) for choice in payload.choices or ())
         return [chunk for chunk in chunks if chunk is not None]
 
@@ -312,11 +328,7 @@ class StreamReader:
         if says_nothing or index in self._finished:
             return None
         logprobs = self._logprobs(choice.logprobs, index)
-        self._text_offsets[index] += len(text)
-        self._num_pieces += bool(text or reasoning or tool_calls)
-        self.num_chunks += 1
-        if self._max_pieces is not None and self._num_pieces > self._max_pieces:
-            raise EngineProtocolError(f"The engine {self._engine!r} goes on far beyond the limit that was asked for.")
+        self._count(index, text, is_piece=bool(text or reasoning or tool_calls))
         if reason is not None:
             self._finished.add(index)
         return Chunk(
@@ -329,6 +341,13 @@ class StreamReader:
             stop_string=choice.stop_string if reason is not None else None,
             progress=choice.progress,
         )
+
+    def _count(self, index: int, text: str, *, is_piece: bool) -> None:
+        self._text_offsets[index] += len(text)
+        self._num_pieces += is_piece
+        self.num_chunks += 1
+        if self._max_pieces is not None and self._num_pieces > self._max_pieces:
+            raise EngineProtocolError(f"The engine {self._engine!r} goes on far beyond the limit that was asked for.")
 
     def _tool_calls(self, calls: ToolDeltas, raw: Raw, *, is_last: bool) -> Raw | None:
         try:
@@ -359,6 +378,28 @@ class StreamReader:
             cached_tokens=of_prompt.cached_tokens if of_prompt else None,
             reasoning_tokens=of_completion.reasoning_tokens if of_completion else None,
         )
+
+
+def _only_text(payload: _Payload) -> str | None:
+    """The text of an event of the only choice that brings nothing else."""
+    if not payload.choices or len(payload.choices) > 1:
+        return None
+    choice = payload.choices[0]
+    delta = choice.delta or _NOTHING_NEW
+    says_more = (
+        choice.index
+        or choice.message
+        or choice.progress
+        or choice.finish_reason is not None
+        or delta.reasoning
+        or delta.reasoning_content
+        or any(map(_holds_something, (choice.logprobs, delta.tool_calls, payload.usage, payload.error)))
+    )
+    return None if says_more else delta.content or choice.text
+
+
+def _read_text(data: bytes) -> str | None:
+    return _only_text(_payloads.decode(data))
 
 
 def _names_a_function(request: GenerateRequest) -> bool:

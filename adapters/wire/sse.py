@@ -45,7 +45,15 @@ class EventSplitter:
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Every event that `chunk` completes. Raises `EngineProtocolError` for one that is too large."""
-        if self._is_one_event(chunk):
+        is_one_event = (  # nearly every read of a stream: of one line, with nothing before it and nothing after
+            not self._parts
+            and not self._after_cr
+            and chunk.startswith(b"data: ")
+            and chunk.endswith(b"\n\n")
+            and chunk.find(b"\n") == len(chunk) - 2 <= self._max_event_bytes
+            and b"\r" not in chunk
+        )
+        if is_one_event:
             self._at_start = False
             return [Event(chunk[6:-2])]
         chunk = self._with_lf_only(chunk)
@@ -60,17 +68,6 @@ class EventSplitter:
         if blocks[-1]:
             self._hold(blocks[-1])
         return self._events(blocks[:-1])
-
-    def _is_one_event(self, chunk: bytes) -> bool:
-        """Nearly every read of a stream: one event of one line, with nothing before it and nothing after."""
-        return (
-            not self._parts
-            and not self._after_cr
-            and chunk.startswith(b"data: ")
-            and chunk.endswith(b"\n\n")
-            and chunk.find(b"\n") == len(chunk) - 2 <= self._max_event_bytes
-            and b"\r" not in chunk
-        )
 
     def close(self) -> list[Event]:
         """The stream has ended: the whole lines still held make the last event, a cut line is dropped."""

@@ -60,6 +60,8 @@ class Events(ABC):
     """The events of one streamed answer. Refuses to look whole before every choice has finished."""
 
     object: str
+    text_start: bytes  # of what a choice says, around the JSON of a piece of text
+    text_end: bytes
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class Events(ABC):
         self._unfinished = set(range(num_choices))
         self._prefixes = [self._head + b',"choices":[{"index":%d,' % index for index in range(num_choices)]
         self._plain_end = b',"logprobs":null,"finish_reason":null}]' + self._end
+        self._text_end = self.text_end + self._plain_end
 
     def opening(self) -> bytes:
         """What is sent before the first chunk."""
@@ -84,6 +87,8 @@ class Events(ABC):
 
     def event(self, chunk: Chunk) -> bytes:
         """The event or events of one chunk; nothing for an empty one."""
+        if chunk.text and chunk.finish_reason is None and not _holds_more_than_text(chunk):  # nearly every one
+            return self._prefix(chunk.index) + self.text_start + _encode(chunk.text) + self._text_end
         if chunk.usage is not None:
             return self._usage(chunk.usage) if self._with_usage else b""
         pieces = b""
@@ -121,15 +126,14 @@ class Events(ABC):
 
 class ChatEvents(Events):
     object = "chat.completion.chunk"
+    text_start = b'"delta":{"content":'
+    text_end = b"}"
 
     def opening(self) -> bytes:
         role = b'"delta":{"role":"assistant","content":""}'
         return b"".join(prefix + role + self._plain_end for prefix in self._prefixes)
 
     def _piece(self, chunk: Chunk) -> bytes:
-        logprobs = _chat_logprobs(chunk.logprobs)
-        if not chunk.reasoning and chunk.tool_calls is None and logprobs is None:
-            return self._prefix(chunk.index) + b'"delta":{"content":' + _encode(chunk.text) + b"}" + self._plain_end
         delta: dict[str, Any] = {}
         if chunk.text:
             delta["content"] = chunk.text
@@ -137,7 +141,7 @@ class ChatEvents(Events):
             delta |= dict.fromkeys(self._reasoning_fields, chunk.reasoning)
         if chunk.tool_calls is not None:
             delta["tool_calls"] = chunk.tool_calls
-        choice = b'"delta":' + _encode(delta) + b',"logprobs":' + _json(logprobs)
+        choice = b'"delta":' + _encode(delta) + b',"logprobs":' + _json(_chat_logprobs(chunk.logprobs))
         return self._prefix(chunk.index) + choice + b',"finish_reason":null}]' + self._end
 
     def _finish(self, index: int, reason: FinishReason) -> bytes:
@@ -147,17 +151,25 @@ class ChatEvents(Events):
 
 class CompletionEvents(Events):
     object = "text_completion"
+    text_start = b'"text":'
+    text_end = b""
 
     def _piece(self, chunk: Chunk) -> bytes:
-        text = b'"text":' + _encode(chunk.text)
-        if chunk.logprobs is None:
-            return self._prefix(chunk.index) + text + self._plain_end
-        logprobs = b',"logprobs":' + _json(chunk.logprobs) + b',"finish_reason":null}]'
-        return self._prefix(chunk.index) + text + logprobs + self._end
+        choice = self.text_start + _encode(chunk.text) + b',"logprobs":' + _json(chunk.logprobs)
+        return self._prefix(chunk.index) + choice + b',"finish_reason":null}]' + self._end
 
     def _finish(self, index: int, reason: FinishReason) -> bytes:
         choice = b'"text":"","logprobs":null,"finish_reason":' + _encode(reason) + b"}]"
         return self._prefix(index) + choice + self._end
+
+
+def _holds_more_than_text(chunk: Chunk) -> bool:
+    return (
+        chunk.tool_calls is not None
+        or chunk.logprobs is not None
+        or chunk.progress is not None
+        or bool(chunk.reasoning)
+    )
 
 
 class _Choice:

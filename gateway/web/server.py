@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import math
 import os
 import signal
@@ -120,6 +121,8 @@ async def serve_until_signal(app: web.Application, sock: socket.socket, on_liste
         loop.add_signal_handler(number, on_signal)
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
     async with serving(app, sock):
+        gc.collect()
+        gc.freeze()  # what is there by now stays, so that a full collection, which halts every stream, is a short one
         on_listening()
         fatal = app[PARTS].fleet.fatal
         assert fatal is not None  # set when the fleet starts, and serving has started it

@@ -7,9 +7,11 @@
     await stream.fail(error)               # or an error event, and no [DONE]
     stream.close()                         # always
 
-While nothing is sent a sign of life goes out every `heartbeat_s`, so that proxies keep the connection. Sending an event
-costs one write and no timer; a single task a stream sees to the signs of life. A client that takes nothing is cut off
-by its connection (gateway/web/protocol.py): it must not hold an engine's memory.
+While nothing is sent a sign of life goes out every `heartbeat_s`, so that proxies keep the connection; a single task a
+stream sees to it. The head and the end are aiohttp's; between them we frame the chunks ourselves. Sending an event
+costs one write and no timer, and events that follow each other at once leave in one. It waits only while the client is
+behind by more than the transport holds (64 KiB). One that takes nothing is cut off by its connection
+(gateway/web/protocol.py): it must not hold an engine's memory.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from msgspec import Struct
 
 from adapters.errors import GoodgateError
@@ -26,6 +28,7 @@ from gateway.config import ServerConfig
 from gateway.web import envelope
 
 DONE = b"data: [DONE]\n\n"
+MAX_HELD_BYTES = 16 << 10  # of events that leave together
 HEARTBEAT = b": keep-alive\n\n"
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -56,7 +59,11 @@ class EventStream:
         self._heartbeat_s = limits.heartbeat_s
         self._loop = asyncio.get_running_loop()
         self._response = web.StreamResponse(headers=HEADERS)
+        self._transport: asyncio.Transport | None = None
         self._last_write = self._loop.time()
+        self._held: list[bytes] = []  # events that leave together, when the loop comes to it
+        self._num_held = 0  # bytes of them
+        self._is_chunked = True
         self._is_writing = False
         self._is_whole = False
         self._watch: asyncio.Task[None] | None = None
@@ -74,8 +81,7 @@ class EventStream:
     @property
     def is_open(self) -> bool:
         """Something may still be sent: the answer has begun and the client has not left."""
-        transport = self._request.transport
-        return self._response.prepared and transport is not None and not transport.is_closing()
+        return self._response.prepared and self._transport is not None and not self._transport.is_closing()
 
     @property
     def is_whole(self) -> bool:
@@ -89,18 +95,53 @@ class EventStream:
                 return
             self._response.headers.update(headers or {})
             await self._response.prepare(self._request)
+            self._transport = self._request.transport
+            self._is_chunked = self._request.version >= HttpVersion11
             self._watch = asyncio.create_task(self._keep_watch())
 
     async def send(self, events: bytes) -> None:
-        self._last_write = self._loop.time()
-        self._is_writing = True
+        now = self._loop.time()  # uvloop reads the clock once a turn
+        if now == self._last_write and self._num_held + len(events) <= MAX_HELD_BYTES:
+            self._hold(events)
+            return
+        self._last_write = now
+        self._write(events)
+        if self._request.protocol.writing_paused:
+            self._is_writing = True
+            await self._drained()
+            self._is_writing = False
+
+    def _hold(self, events: bytes) -> None:
+        if not self._held:
+            self._loop.call_soon(self._release)
+        self._held.append(events)
+        self._num_held += len(events)
+
+    def _release(self) -> None:
+        if self._held:
+            with suppress(ClientLeft):  # its request is being cancelled
+                self._write(b"")
+
+    def _write(self, data: bytes) -> None:
+        """Sends what has been held, and this."""
+        if self._transport is None or self._transport.is_closing():
+            raise ClientLeft
+        if self._held:
+            data = b"".join([*self._held, data])
+            self._drop_held()
+        if data:  # an empty chunk would be the last one
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+
+    def _drop_held(self) -> None:
+        self._held.clear()
+        self._num_held = 0
+
+    async def _drained(self) -> None:
+        """Waits until the client has taken most of what it was sent."""
         try:
-            await self._response.write(events)
-            if self._request.protocol.writing_paused:  # aiohttp would take 64 KiB more before it waits
-                await self._request.writer.drain()
+            await self._request.writer.drain()
         except ConnectionError as error:
             raise ClientLeft from error
-        self._is_writing = False
 
     async def finish(self) -> None:
         await self._end_with(self._framing.end)
@@ -112,7 +153,7 @@ class EventStream:
             await self._end_with(self._framing.error(error))
 
     async def _end_with(self, event: bytes) -> None:
-        await self.send(event)
+        self._write(event)
         self._is_writing = True  # the end waits for the client too, and no comment may follow it
         try:
             await self._response.write_eof()
@@ -121,6 +162,7 @@ class EventStream:
         self.close()
 
     def close(self) -> None:
+        self._drop_held()
         if self._watch is not None:
             self._watch.cancel()
 
@@ -132,5 +174,5 @@ class EventStream:
                 continue
             self._last_write = self._loop.time()
             if not self._is_writing:  # or else it is the client that keeps us waiting
-                with suppress(ConnectionError):  # it has left: its request is being cancelled
-                    await self._response.write(self._framing.heartbeat)
+                with suppress(ClientLeft):  # its request is being cancelled
+                    self._write(self._framing.heartbeat)

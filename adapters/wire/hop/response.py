@@ -103,15 +103,13 @@ class Response:
         self._held = 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def _news(self, deadline: float) -> None:
+    def _news(self, deadline: float) -> Future[None]:
+        # Not a coroutine itself: every read passes here.
         if self._source is None or self._loop.time() >= deadline:
             raise TimeoutError
-        self._waiter = self._loop.create_future()
+        self._waiter = waiter = self._loop.create_future()
         self._source.watch(deadline)
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return waiter
 
     # ------------------------------------------------------------------------------------------- for its connection
 
@@ -137,9 +135,11 @@ class Response:
         self._wake()
 
     def expire(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(TimeoutError())
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(TimeoutError())
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():  # done: whoever waited has been cancelled
+            waiter.set_result(None)
