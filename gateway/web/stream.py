@@ -94,7 +94,10 @@ class EventStream:
             if self._response.prepared:
                 return
             self._response.headers.update(headers or {})
-            await self._response.prepare(self._request)
+            try:
+                await self._response.prepare(self._request)
+            except ConnectionError as error:
+                raise ClientLeft from error
             self._transport = self._request.transport
             self._is_chunked = self._request.version >= HttpVersion11
             self._watch = asyncio.create_task(self._keep_watch())

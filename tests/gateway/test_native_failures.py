@@ -20,9 +20,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_chat_llama(tmp_path_factory.mktemp("tiny"))
 
 
-async def serving(start: Start, folder: Path, home: Path, **fields: Any) -> Gateway:
+async def serving(
+    start: Start, folder: Path, home: Path, *, dials: dict[str, Any] | None = None, **fields: Any
+) -> Gateway:
     options = {"model": str(folder), "home": str(home), "kv_cache_mib": 32, "num_threads": 1, "max_num_seqs": 16}
-    return await start(model({"engine": "native", "options": options}, **fields))
+    return await start(model({"engine": "native", "options": {**options, **(dials or {})}}, **fields))
 
 
 def native(gateway: Gateway) -> Any:

@@ -21,6 +21,7 @@ from gateway.records.ledger_reader import LedgerReader
 from gateway.records.record import detail_of
 from tests.gateway.attempts.hedging_simulation import percentile, run
 from tests.gateway.rig import HELLO, Gateway, Reply, Script, Start, Upstream, model, until
+from tests.gateway.test_cancellation import at_rest
 
 UpstreamOf = Callable[[Script], Awaitable[Upstream]]
 HEDGE = {"after": 50, "budget": 1.0}
@@ -93,14 +94,15 @@ async def test_it_is_off_unless_a_model_asks_for_it(start: Start, upstream_of: U
     assert second.num_generations == 0
 
 
-async def test_a_client_that_leaves_during_the_race_ends_both(start: Start, upstream_of: UpstreamOf) -> None:
+@pytest.mark.replay("F14")
+async def test_f14_a_client_that_leaves_during_the_race_ends_both(start: Start, upstream_of: UpstreamOf) -> None:
     first, second = await upstream_of(silent), await upstream_of(silent)
     gateway = await start(pair(first, second))
     request = asyncio.ensure_future(gateway.chat())
     await until(lambda: second.num_generations == 1)
     request.cancel()
     await until(lambda: (first.num_closed, second.num_closed) == (1, 1))
-    await until(lambda: gateway.open_requests.in_flight == 0)
+    await until(lambda: at_rest(gateway))
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

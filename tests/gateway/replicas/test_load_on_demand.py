@@ -25,6 +25,7 @@ from adapters.models.model_store import Model, ModelStore
 from gateway.app import PARTS
 from gateway.replicas.replica import ServedModel, State
 from tests.gateway.rig import HELLO, Gateway, Start, fake, model, until
+from tests.gateway.test_cancellation import at_rest
 
 PATIENCE_S = 30
 NATIVE_MODEL = "smollm2-135m-instruct"
@@ -412,10 +413,11 @@ async def test_two_models_that_take_turns_under_load_answer_every_request(start:
     assert state_of(gateway, "a")["open"] == state_of(gateway, "b")["open"] == 0
 
 
-async def test_a_client_that_leaves_during_a_load_leaks_nothing(start: Start) -> None:
+@pytest.mark.replay("F14")
+async def test_f14_a_client_that_leaves_during_a_load_leaks_nothing(start: Start) -> None:
     gateway = await begin(start, on_demand(engine="slow"), server=PROMPTLY)
     await asyncio.gather(leave_after(gateway, 0.05), leave_after(gateway, 0.2, stream=True))
-    await until(lambda: state_of(gateway)["waiting"] == 0 and gateway.open_requests.in_flight == 0)
+    await until(lambda: state_of(gateway)["waiting"] == 0 and at_rest(gateway))
     assert state_of(gateway)["state"] == "loading", "the load goes on: whoever asked once asks again"
     await until(lambda: served(gateway).is_ready, PATIENCE_S)
     assert state_of(gateway)["open"] == 0
