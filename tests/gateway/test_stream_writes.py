@@ -10,7 +10,7 @@ import uvloop
 from aiohttp import web
 
 from gateway.config import ServerConfig
-from gateway.web.stream import EventStream
+from gateway.web.stream import ClientLeft, EventStream
 
 Fill = Callable[[EventStream], Awaitable[None]]
 
@@ -82,6 +82,34 @@ def test_an_event_that_comes_alone_leaves_at_once() -> None:
 def test_large_events_are_not_held() -> None:
     events = [b"data: " + b"x" * 20_000 + b"\n\n"] * 20
     assert chunks_of(uvloop.run(answered(sending(events), b"1.1"))) == [*events, DONE]
+
+
+def test_a_client_that_leaves_just_before_its_first_event_is_no_internal_error() -> None:
+    async def open_too_late() -> BaseException | None:
+        ends: list[BaseException | None] = []
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            assert request.transport is not None
+            request.transport.abort()
+            try:
+                await EventStream(request, ServerConfig()).open()
+            except BaseException as error:
+                ends.append(error)
+                raise
+            raise AssertionError("its head was sent to nobody")
+
+        runner = web.ServerRunner(web.Server(handle))  # type: ignore[arg-type]
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        reader, writer = await asyncio.open_connection(*runner.addresses[0])
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(1)
+        writer.close()
+        await runner.cleanup()
+        return ends[0]
+
+    assert isinstance(uvloop.run(open_too_late()), ClientLeft)
 
 
 @pytest.mark.parametrize("pause_s", [None, 0.0])
