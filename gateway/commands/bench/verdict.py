@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-WARM_UP_SHARE = 0.2  # of the time, which no slope is taken of: allocators and caches fill up first
+# Of the time, which no slope is taken of: memory goes up in steps to what the worst minute needs. In half an hour, each
+# fault has by then been met by either engine and by both, and again.
+WARM_UP_SHARE = 0.5
 MIN_MINUTES = 5.0  # in less time, warming up and leaking look the same
 SETTLED_FILES = 2  # at the end: the scrape that asks is a connection, and one may just be coming or going
 
