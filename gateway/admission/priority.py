@@ -57,9 +57,6 @@ class Wish(NamedTuple):
     ttft_s: float | None = None
 
 
-NO_WISH = Wish(Priority.DEFAULT)
-
-
 def wish_of(headers: MultiMapping[str], ceiling: Priority | None) -> Wish:
     """What a request's headers ask for. `ceiling` is the class of the caller's key; None where no key is asked for."""
     return Wish(_priority(_one(headers, PRIORITY_HEADER), ceiling), _ttft_s(_one(headers, TTFT_HEADER)))
