@@ -34,19 +34,47 @@ strike: tests/gateway/test_faults_in_a_crowd.py, and test_native_failures.py for
 
 """
 MEETS = (  # what, told where, and what its client sees of it
-    ("the process: memory, open files or turns of the loop are short", "[overload.md](overload.md)", "503 before its body is read"),
+    (
+        "the process: memory, open files or turns of the loop are short",
+        "[overload.md](overload.md)",
+        "503 before its body is read",
+    ),
     ("the gateway: `server.max_in_flight` generations are open", "[admission.md](admission.md)", "503 at once"),
     ("its caller's limits and budgets", "[keys.md](keys.md#limits)", "429"),
     ("its model is not loaded yet", "[load-on-demand.md](load-on-demand.md)", "a wait, in a stream with heartbeats"),
-    ("its model's gate: there is more than can be served in time", "[admission.md](admission.md)", "a wait for its turn, or 503 with the time to come back"),
-    ("replicas that are down, ejected, set aside or slow", "[health.md](health.md)", "nothing: they are left out, or get a share"),
+    (
+        "its model's gate: there is more than can be served in time",
+        "[admission.md](admission.md)",
+        "a wait for its turn, or 503 with the time to come back",
+    ),
+    (
+        "replicas that are down, ejected, set aside or slow",
+        "[health.md](health.md)",
+        "nothing: they are left out, or get a share",
+    ),
     ("the choice among the others", "[routing.md](routing.md)", "nothing"),
-    ("an engine that fails, is full or does not begin", "[retries.md](retries.md)", "nothing, where another try or a fallback answers; else that failure"),
+    (
+        "an engine that fails, is full or does not begin",
+        "[retries.md](retries.md)",
+        "nothing, where another try or a fallback answers; else that failure",
+    ),
     ("**its first byte**: from here on nothing begins anew in silence", "[retries.md](retries.md)", "the answer"),
-    ("an engine that breaks off", "[retries.md](retries.md#exact-continuation)", "an error event and no `[DONE]`, or the same tokens from another replica"),
-    ("a client that takes nothing, or leaves", "[overload.md](overload.md#clients-that-read-slowly-or-vanish)", "its engine's work stops"),
+    (
+        "an engine that breaks off",
+        "[retries.md](retries.md#exact-continuation)",
+        "an error event and no `[DONE]`, or the same tokens from another replica",
+    ),
+    (
+        "a client that takes nothing, or leaves",
+        "[overload.md](overload.md#clients-that-read-slowly-or-vanish)",
+        "its connection ends, and its engine's work stops",
+    ),
     ("the end of its own time", "[retries.md](retries.md#deadlines)", "504, or an error event"),
-    ("another configuration; the end of the gateway", "[reload.md](reload.md)", "it ends as it began, or is told within the limit"),
+    (
+        "another configuration; the end of the gateway",
+        "[reload.md](reload.md)",
+        "it ends as it began, or is told within the limit",
+    ),
 )
 IN_ORDER = """
 ## What a request meets, in this order
