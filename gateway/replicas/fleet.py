@@ -1,4 +1,4 @@
-"""The replicas and their live state. Everyone may read it for advice; only this module changes it.
+"""The replicas and their live state. Everyone may read it for advice; only this module and lives.py change it.
 
 fleet = Fleet(live, find_adapter=registry.adapter_class, home=home)
 fleet.start()                                  # replicas come up in the background
@@ -13,7 +13,7 @@ STARTING --> READY <--> UNHEALTHY --> FAILED      from FAILED there is no way ba
 UNLOADED --> STARTING ... --> UNLOADED         a model that is loaded on demand (see loader.py, which says when)
 
 A launched engine that ends by itself is UNHEALTHY until it has been started again, and FAILED when it goes on crashing
-(see adapters/launching/kept_alive.py).
+(see lives.py, and adapters/launching/kept_alive.py).
 
 A replica that a new configuration does not have any more leaves: it gets no new requests, what is open on it ends, and
 then its connections are closed, or its engine stopped (see turnover.py, which says who leaves and who stands in).
@@ -23,36 +23,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import msgspec
-
-from adapters.base import EngineAdapter, Load
+from adapters.base import Load
 from adapters.errors import EngineUnavailable, GoodgateError
-from adapters.launching.kept_alive import Ready, Restarting, kept_alive
-from adapters.launching.launch import launch
-from adapters.launching.restart import Policy
-from adapters.models.model_store import ModelMissing
-from adapters.wire.engine_client import launched_options
+from adapters.launching.kept_alive import Restarting
 from gateway.config import Config, FindAdapter, GroupConfig, Live, ModelConfig, ReplicaConfig, adapter_options
 from gateway.records import logs
 from gateway.records.trace import Attempt
 from gateway.replicas.attainment import Promise, missed
 from gateway.replicas.departures import Departures
 from gateway.replicas.directory import Directory
+from gateway.replicas.lives import Lives
 from gateway.replicas.replica import Replica, ServedModel, State
 from gateway.replicas.standing import Peers
 from gateway.replicas.turnover import turnover
 from gateway.shaping import shape_of
 
-FIRST_RETRY_S = 1.0
-LAST_RETRY_S = 30.0
-VERSION_TIMEOUT_S = 5.0
-RESTARTS = Policy()  # of launched engines
-LAUNCHED_SPEAKS = "goodgate_peer"  # how to talk to a launched engine whose own adapter works in process only
 NOT_LOADED = "It is loaded when a request comes."
 
 Plan: TypeAlias = Mapping[str, list[Replica]]  # by the model's name
@@ -60,17 +49,17 @@ Plan: TypeAlias = Mapping[str, list[Replica]]  # by the model's name
 _log = logs.logger("fleet")
 
 
-class CannotIsolate(EngineUnavailable):
-    """Tenants must not share a prefix cache, and this engine would let them."""
-
-
 class Fleet(Directory):
     def __init__(self, live: Live, *, find_adapter: FindAdapter, home: Path) -> None:
         super().__init__()
         self._find_adapter = find_adapter
-        self._home = home
-        self._wants_versions = live.config.evidence is not None  # to know of which version a race's figures are
-        self._isolates = live.config.tenants.isolate_prefix_cache == "require"
+        self._lives = Lives(
+            self,
+            find_adapter=find_adapter,
+            home=home,
+            wants_versions=live.config.evidence is not None,
+            isolates=live.config.tenants.isolate_prefix_cache == "require",
+        )
         self.fatal: asyncio.Future[GoodgateError] | None = None
         self._has_served = False  # some replica was ready once
         self._live = live
@@ -197,7 +186,7 @@ class Fleet(Directory):
         self.fatal = asyncio.get_running_loop().create_future()
         for model in self.models.values():
             if not model.is_on_demand:
-                self._begin(model.replicas)
+                self._lives.begin(model.replicas)
 
     async def load(self, model: ServedModel, *, timeout_s: float) -> None:
         """Start the engines of a model that is loaded on demand; it can serve afterwards. Raises `EngineUnavailable`
@@ -205,7 +194,7 @@ class Fleet(Directory):
         for replica in model.replicas:
             replica.end = ""
             self.mark(replica, State.STARTING, "It is being loaded.")
-        self._begin(model.replicas)
+        self._lives.begin(model.replicas)
         try:
             async with asyncio.timeout(timeout_s):
                 while not model.is_ready and any(replica.state is State.STARTING for replica in model.replicas):
@@ -225,7 +214,7 @@ class Fleet(Directory):
         """Stop the model's engines, whatever they are doing, and wait until they are gone and their memory is free."""
         for replica in model.replicas:
             replica.has_started = False  # a probe that is under way brings no news any more
-        await self._stop(model.replicas)
+        await self._lives.stop(model.replicas)
         for replica in model.replicas:
             replica.adapter = replica.process = None
             replica.load = Load()
@@ -236,22 +225,7 @@ class Fleet(Directory):
     async def close(self) -> None:
         """Stop starting, stop every launched engine, close every adapter."""
         await self.departures.close()
-        await self._stop(self.replicas)
-
-    def _begin(self, replicas: Iterable[Replica]) -> None:
-        for replica in replicas:
-            replica.life = asyncio.create_task(self._bring_up(replica), name=f"start {replica.name}")
-
-    async def _stop(self, replicas: Sequence[Replica]) -> None:
-        lives = [replica.life for replica in replicas if replica.life is not None]
-        for life in lives:
-            life.cancel()
-        await asyncio.gather(*lives, return_exceptions=True)
-        adapters = [replica.adapter for replica in replicas if replica.adapter is not None]
-        results = await asyncio.gather(*(adapter.close() for adapter in adapters), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                logs.error(_log, "closing a replica failed", error=result)
+        await self._lives.stop(self.replicas)
 
     # ------------------------------------------------------------------------------------- what a configuration changes
 
@@ -277,7 +251,7 @@ class Fleet(Directory):
 
     def _begun(self, model: ServedModel, replicas: Sequence[Replica]) -> ServedModel:
         if self.fatal is not None and not model.is_on_demand:  # the fleet has started
-            self._begin(replicas)
+            self._lives.begin(replicas)
         return model
 
     def _adopted_group(self, config: GroupConfig) -> ServedModel:
@@ -300,49 +274,13 @@ class Fleet(Directory):
 
     async def _stop_gone(self, replica: Replica) -> None:
         """Stop one that has left. What it was in the way of, by its memory or its port, is tried once more."""
-        await self._stop([replica])
+        await self._lives.stop([replica])
         model = self.models.get(replica.model)
         if model is not None and not model.is_on_demand:
-            self._begin([each for each in model.replicas if each.state is State.FAILED])
+            self._lives.begin([each for each in model.replicas if each.state is State.FAILED])
 
-    async def _bring_up(self, replica: Replica) -> None:
-        try:
-            await (self._keep_alive(replica) if replica.config.launch else self._connect_in_time(replica))
-        except GoodgateError as error:
-            replica.end = error.for_records
-            self._fail(replica, error.for_records, error.message)
-        except Exception as error:
-            logs.error(_log, "a replica could not start", replica=replica.name, error=error)
-            self._fail(replica, f"It could not start ({type(error).__name__}); see the log.")
-
-    async def _keep_alive(self, replica: Replica) -> None:
-        """Run the replica's engine until cancelled. Raises when it cannot be started, or crashes time after time."""
-        process = replica.process = await asyncio.to_thread(  # it looks at files
-            launch,
-            replica.engine,
-            home=self._home,
-            model_name=replica.config.model or "",
-            options=replica.config.options,
-            find_adapter=self._find_adapter,
-        )
-        async with aclosing(kept_alive(process, RESTARTS)) as changes:
-            async for change in changes:
-                match change:
-                    case Ready():
-                        await self._reconnect(replica)
-                        self.note_recovery(replica)
-                    case Restarting():
-                        self._note_end(replica, change)
-
-    async def _reconnect(self, replica: Replica) -> None:
-        """Drop the connections to the engine's former life, with what may still wait for an answer on them. Its new
-        one may listen on another port."""
-        if replica.adapter is not None:
-            await replica.adapter.close()
-            replica.adapter = None
-        await self._connect(replica)
-
-    def _note_end(self, replica: Replica, end: Restarting) -> None:
+    def note_end(self, replica: Replica, end: Restarting) -> None:
+        """Its engine has ended, and is started again."""
         replica.has_started = False
         replica.num_restarts += 1
         replica.load = Load()
@@ -360,44 +298,7 @@ class Fleet(Directory):
             reason=end.failure.message,
         )
 
-    async def _connect_in_time(self, replica: Replica) -> None:
-        """Connect to an engine that somebody else starts, sooner or later. A missing model will not come by itself."""
-        delay_s = FIRST_RETRY_S
-        while True:
-            try:
-                return await self._connect(replica)
-            except (ModelMissing, CannotIsolate):
-                raise
-            except GoodgateError as error:
-                self.mark(replica, State.UNHEALTHY, error.for_records)
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, LAST_RETRY_S)
-
-    async def _connect(self, replica: Replica) -> None:
-        """Start the adapter; READY or UNHEALTHY as the engine's health says."""
-        adapter = replica.adapter = replica.adapter or self._new_adapter(replica)
-        if self._isolates:
-            _check_isolates(adapter)
-        await adapter.start()
-        replica.has_started = True
-        health = await adapter.health()
-        self.mark(replica, State.READY if health.ready else State.UNHEALTHY, health.reason)
-        if self._wants_versions:
-            await self.ask_version(replica)
-
-    async def ask_version(self, replica: Replica) -> None:
-        """Of which version the engine is. One that does not tell is compared with nothing."""
-        version = ""
-        try:
-            async with asyncio.timeout(VERSION_TIMEOUT_S):
-                version = await replica.started_adapter.version()
-        except (GoodgateError, TimeoutError):
-            pass  # it has no route for that, or no time now
-        except Exception as error:  # the adapter breaks its contract; the replica serves all the same
-            logs.error(_log, "an engine's version could not be asked for", error=error, replica=replica.name)
-        replica.version = version
-
-    def _fail(self, replica: Replica, reason: str, details: str = "") -> None:
+    def give_up(self, replica: Replica, reason: str, details: str = "") -> None:
         """The replica will not serve. When none will, and none ever has, a start of the gateway makes no sense; what is
         loaded on demand may come up the next time."""
         replica.has_started = False
@@ -416,28 +317,6 @@ class Fleet(Directory):
         if model.load == "on_demand":
             replica.state, replica.reason = State.UNLOADED, NOT_LOADED
         return replica
-
-    def _new_adapter(self, replica: Replica) -> EngineAdapter[Any]:
-        adapter = self._find_adapter(replica.engine)
-        if replica.process is None:
-            return adapter(replica.options)
-        options = replica.config.options
-        if "url" not in adapter.Options.__struct_fields__:
-            continues = "continuation" in adapter.capabilities.parameters
-            adapter = self._find_adapter(LAUNCHED_SPEAKS)
-            options = {**options, "tells_tenants": True, "continues": continues}
-        return adapter(
-            msgspec.convert(launched_options(adapter.Options, replica.process.url, options), adapter.Options)
-        )
-
-
-def _check_isolates(adapter: EngineAdapter[Any]) -> None:
-    offered = adapter.capabilities
-    if (offered.chat or offered.completions) and not offered.cache_salt:
-        raise CannotIsolate(
-            f"The engine {adapter.engine!r} cannot keep the prefix caches of tenants apart, as "
-            "`tenants.isolate_prefix_cache: require` asks; take another engine, or write `auto`."
-        )
 
 
 def _why_none_serves(replicas: list[Replica]) -> str:

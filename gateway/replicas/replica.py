@@ -1,4 +1,4 @@
-"""What the gateway knows of a replica, and of the model or group that it belongs to. Only fleet.py changes it."""
+"""What the gateway knows of a replica, and of its model or group. Only fleet.py and lives.py change it."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ async def test_f06_the_text_is_that_of_the_uninterrupted_run_when_an_engine_is_k
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One pair of processes for all of it, since each takes seconds to load; so the kill comes last."""
-    monkeypatch.setattr("gateway.replicas.fleet.RESTARTS", Policy(first_delay_s=600, last_delay_s=600))
+    monkeypatch.setattr("gateway.replicas.lives.RESTARTS", Policy(first_delay_s=600, last_delay_s=600))
     options = {"kv_cache_mib": 32, "max_num_seqs": 4, "num_threads": 1}
     pair = [
         {"engine": "native", "name": name, "launch": True, "model": DEFAULT_MODEL, "options": options} for name in "ab"

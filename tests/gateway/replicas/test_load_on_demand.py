@@ -76,7 +76,7 @@ ENGINES = {"slow": Slow, "stuck": Stuck, "frail": Frail}
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.replicas.fleet.RESTARTS", Policy(first_delay_s=0.05, last_delay_s=0.05, max_quick=2))
+    monkeypatch.setattr("gateway.replicas.lives.RESTARTS", Policy(first_delay_s=0.05, last_delay_s=0.05, max_quick=2))
 
 
 def on_demand(name: str = "m", engine: str = "fake", fields: dict[str, Any] | None = None, **dials: Any) -> Any:

@@ -69,7 +69,7 @@ def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def patience(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
-    monkeypatch.setattr("gateway.replicas.fleet.RESTARTS", policy)
+    monkeypatch.setattr("gateway.replicas.lives.RESTARTS", policy)
 
 
 def launched(name: str = "launched", engine: str = "fake", **options: Any) -> dict[str, Any]:
