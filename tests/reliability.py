@@ -25,7 +25,8 @@ What fails between a gateway and its engines, clients and host, what users of ot
 attackers send; each row with the tests that replay it here, over real sockets or with real processes. A row without a
 test is open, and says why. `pytest -m replay` runs them, and those of [wire-faults.md](wire-faults.md), which has the
 faults of engines' answers. This page is made by `python -m tests.reliability`, from the marks on the tests;
-`make test` fails where it does not tell the truth.
+`make test` fails where it does not tell the truth. What half an hour of load with faults in turn leaves behind shows
+[performance.md](performance.md#soak).
 
 """
 CROWD = """\
