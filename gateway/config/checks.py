@@ -21,6 +21,7 @@ from gateway.config.schema import (
     ModelConfig,
     QuotasConfig,
     ReplicaConfig,
+    SloConfig,
 )
 from gateway.replicas.names import is_pattern
 from gateway.shaping import shape_of
@@ -162,11 +163,8 @@ def _check_residency(config: Config) -> None:
         if model.name in on_demand:
             _check_on_demand(model, budget_gib, where)
     for group in config.groups:
-        if group.routing != "order" and not on_demand.isdisjoint(group.models):
-            raise ConfigError(
-                f"Group {group.name!r} holds a model that is loaded on demand, so it needs `routing: order`: to choose "
-                "by load, all its models would have to be loaded."
-            )
+        if not on_demand.isdisjoint(group.models):
+            _check_group_on_demand(group)
     for name in (name for group in config.residency.groups for name in group):
         if name not in on_demand:
             hint = nearest(name, on_demand)
@@ -187,6 +185,21 @@ def _check_costs(config: Config) -> None:
                     f"`routing: cost` needs a `cost` at every replica, in any unit; replica {replica.name!r} of model "
                     f"{name!r} has none."
                 )
+
+
+def _check_group_on_demand(group: GroupConfig) -> None:
+    """Its models are tried one after the other, so what is for all of them at a time has no place in it."""
+    if group.routing != "order":
+        raise ConfigError(
+            f"Group {group.name!r} holds a model that is loaded on demand, so it needs `routing: order`: to choose by "
+            "load, all its models would have to be loaded."
+        )
+    for key, is_set in (("slo", group.slo != SloConfig()), ("admission", group.admission is not None)):
+        if is_set:
+            raise ConfigError(
+                f"Group {group.name!r} holds a model that is loaded on demand, so requests pass the gates of its "
+                f"models: write `{key}` there, and not in the group."
+            )
 
 
 def _check_on_demand(model: ModelConfig, budget_gib: float | None, where: str) -> None:

@@ -77,6 +77,14 @@ VLLM = {"engine": "vllm", "options": {"url": "http://127.0.0.1:1"}}
             r"'g' holds a model that is loaded on demand, so it needs `routing: order`",
         ),
         (
+            {"models": [ON_DEMAND], "groups": [{"name": "g", "models": ["m"], "slo": {"ttft_ms": 500}}]},
+            r"'g' holds a model that is loaded on demand, so requests pass the gates of its models: write `slo` there",
+        ),
+        (
+            {"models": [ON_DEMAND], "groups": [{"name": "g", "models": ["m"], "admission": {"max_running": 2}}]},
+            r"the gates of its models: write `admission` there, and not in the group",
+        ),
+        (
             {"models": [model({"engine": "fake", "cost": 1}, {"engine": "fake"}, routing="cost")]},
             r"`routing: cost` needs a `cost` at every replica, in any unit; replica 'fake-1' of model 'm' has none",
         ),
