@@ -15,7 +15,7 @@ from native_engine.attention import cpu
 from native_engine.attention.base import KVCache, RopeTable, StepBatch
 from native_engine.attention.cpu import CPUBackend, KernelsUnavailable, compile_kernels, load_library, make_backend
 from native_engine.attention.torch_reference import TorchReference
-from native_engine.layers import ROW_BUCKETS, PackedLinear, padded_rows
+from native_engine.layers import ROW_BUCKETS, make_linear, padded_rows
 from native_engine.weights import ModelConfig
 from tests.native_engine.tiny_llama import tiny_config
 
@@ -133,9 +133,9 @@ def test_a_row_has_the_same_bits_in_any_chunk_batch_and_thread_count(
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(576, 960), (576, 576), (576, 3072), (1536, 576)])
-def test_a_packed_linear_gives_a_row_the_same_bits_in_every_bucket(inputs: int, outputs: int) -> None:
+def test_a_linear_gives_a_row_the_same_bits_in_every_bucket_on_this_processor(inputs: int, outputs: int) -> None:
     source = torch.Generator().manual_seed(inputs + outputs)
-    linear = PackedLinear(torch.randn(outputs, inputs, generator=source) * 0.05)
+    linear = make_linear(torch.randn(outputs, inputs, generator=source) * 0.05, torch.bfloat16)
     rows = torch.randn(max(ROW_BUCKETS), inputs, generator=source).bfloat16()
     with torch.inference_mode():
         expected = linear(rows)
