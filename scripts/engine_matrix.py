@@ -19,19 +19,10 @@ import msgspec  # noqa: E402
 from adapters.probing.faces import times_markdown, verdicts_markdown  # noqa: E402
 from adapters.probing.matrix import all_columns, as_fields, as_markdown  # noqa: E402
 from adapters.probing.probe import Report  # noqa: E402
+from gateway.commands.marked_page import placed  # noqa: E402
 
 PAGE = ROOT / "docs" / "engine-matrix.md"
 API_PAGE = ROOT / "docs" / "api.md"
-
-
-def written(page: str, name: str, content: str) -> str:
-    """The page with `content` between the marks of `name`."""
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    head, found, rest = page.partition(begin)
-    _, also_found, tail = rest.partition(end)
-    if not (found and also_found):
-        raise SystemExit(f"The page lacks the marks {begin} and {end}.")
-    return f"{head}{begin}\n{content}\n{end}{tail}"
 
 
 def main() -> None:
@@ -39,15 +30,15 @@ def main() -> None:
     parser.add_argument("--live", type=Path, help="the folder of the reports")
     arguments = parser.parse_args()
     columns = all_columns()
-    API_PAGE.write_text(written(API_PAGE.read_text(), "fields", as_fields(columns)))
-    page = written(PAGE.read_text(), "matrix", as_markdown(columns))
+    API_PAGE.write_text(placed(API_PAGE.read_text(), "fields", as_fields(columns)))
+    page = placed(PAGE.read_text(), "matrix", as_markdown(columns))
     if arguments.live is not None:
         files = sorted(arguments.live.glob("*.json"))
         if not files:
             raise SystemExit(f"{arguments.live} holds no report; `make live` writes them.")
         reports = [msgspec.json.decode(file.read_bytes(), type=Report) for file in files]
-        page = written(page, "times", times_markdown(reports))
-        page = written(page, "live", verdicts_markdown(reports))
+        page = placed(page, "times", times_markdown(reports))
+        page = placed(page, "live", verdicts_markdown(reports))
     PAGE.write_text(page)
     print(f"{PAGE.relative_to(ROOT)} and {API_PAGE.relative_to(ROOT)} are up to date")
 

@@ -11,9 +11,9 @@ from typing import Protocol
 
 import typer
 
-from adapters.errors import GoodgateError
 from gateway.commands.bench import cost, linear, memory, soak, streams
 from gateway.commands.bench.verdict import Claim
+from gateway.commands.marked_page import placed
 
 
 class Measured(Protocol):
@@ -26,25 +26,11 @@ class Measured(Protocol):
     def machine(self) -> str: ...
 
 
-class NoPlace(GoodgateError):
-    code = "no_place"
-
-
 def show(text: str, name: str, page: Path | None) -> None:
     """Print it, and put it into the page, where one is named."""
     typer.echo(text)
     if page is not None:
         page.write_text(placed(page.read_text(), name, text))
-
-
-def placed(page: str, name: str, text: str) -> str:
-    """The page with the text between the marks of that name. Pure."""
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    head, found, rest = page.partition(begin)
-    _, closed, tail = rest.partition(end)
-    if not (found and closed):
-        raise NoPlace(f"The page has no place for {name}; put the lines {begin} and {end} where it shall stand.")
-    return f"{head}{begin}\n{text}\n{end}{tail}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

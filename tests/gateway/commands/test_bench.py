@@ -22,9 +22,9 @@ from gateway.commands.bench.picture import drawn
 from gateway.commands.bench.processes import BenchError
 from gateway.commands.bench.soak import soak
 from gateway.commands.bench.streams import streams
-from gateway.commands.bench.tables import NoPlace, placed
 from gateway.commands.bench.verdict import slope
 from gateway.commands.bench.wrk import Timing, timing_of
+from gateway.commands.marked_page import NoPlace, placed
 
 
 @pytest.mark.slow
