@@ -15,11 +15,11 @@ from statistics import mean
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from gateway.commands.marked_page import placed  # noqa: E402
 from gateway.routing.policies import POLICIES  # noqa: E402
 from gateway.routing.simulation import GREY, MIXED, Machine, Result, Scenario, simulate  # noqa: E402
 
 PAGE, FIGURE = ROOT / "docs" / "routing.md", ROOT / "docs" / "routing.svg"
-BEGIN, END = "<!-- simulation: begin -->", "<!-- simulation: end -->"
 RATES = (4, 8, 12, 16, 20, 24, 28, 32, 36)
 SHOWN_RATES = (8, 16, 24, 32)
 SEEDS = (1, 2, 3)
@@ -129,9 +129,7 @@ def main() -> None:
     assert POLICIES.keys() >= COLOURS.keys()
     curves = measured()
     FIGURE.write_text(figure(curves))
-    head, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    PAGE.write_text(f"{head}{BEGIN}\n{tables(curves)}\n{END}{tail}")
+    PAGE.write_text(placed(PAGE.read_text(), "simulation", tables(curves)))
     print(f"{FIGURE.relative_to(ROOT)} and {PAGE.relative_to(ROOT)} are up to date")
 
 

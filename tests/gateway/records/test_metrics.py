@@ -15,15 +15,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from adapters.base import Load
 from adapters.fake import Adapter as FakeAdapter
+from gateway.commands.marked_page import placed
 from gateway.config import Live, parse_config
-from gateway.records.metric_table import LABELS, MAX_SERIES, METRICS, OTHER, Label
+from gateway.records.metric_table import LABELS, MAX_SERIES, METRICS, OTHER, Label, as_markdown
 from gateway.records.metrics import Bounded, Metrics
 from gateway.records.trace import Trace
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.health import probe
 from gateway.tenants.keys import KeyStore, NewKey
 from gateway.web.guard import GUARD
-from scripts.metrics_page import PAGE, written
+from scripts.metrics_page import PAGE
 from tests.gateway.rig import Gateway, Reply, Script, Start, Upstream, fake, fake_model, model, until
 from tests.gateway.routing.test_evidence import NATIVE, document, write
 
@@ -102,7 +103,7 @@ async def test_a_gateway_has_the_metrics_of_the_table_and_no_others(start: Start
 
 
 def test_the_page_is_the_table() -> None:
-    assert PAGE.read_text() == written(PAGE.read_text()), "run `make matrix`"
+    assert PAGE.read_text() == placed(PAGE.read_text(), "metrics", as_markdown()), "run `make matrix`"
 
 
 def test_rows_are_written_as_prometheus_wants_them() -> None:
