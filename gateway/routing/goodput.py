@@ -28,6 +28,7 @@ from gateway.routing.ask import Ask
 from gateway.routing.views import ReplicaView, least_load
 
 _ROOM, _UNKNOWN, _FULL = range(3)
+_LEAST_RPS = 1e-9  # a proof of less, or of hardly any trust, must not become a division by zero
 
 
 def goodput(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaView]:
@@ -38,7 +39,7 @@ def goodput(views: Sequence[ReplicaView], ask: Ask, turn: int) -> list[ReplicaVi
     least_rps = min(proven)
 
     def place(view: ReplicaView) -> tuple[int, float, float]:
-        used = view.offered_rps / ((view.proven_rps or least_rps) * view.trust)
+        used = view.offered_rps / max((view.proven_rps or least_rps) * view.trust, _LEAST_RPS)
         if used >= 1:
             return _FULL, 0.0, used
         return (_ROOM if view.proven_rps else _UNKNOWN), view.cost, used

@@ -362,3 +362,8 @@ async def test_a_replica_that_fails_its_limits_live_loses_its_lead_and_why_says_
 def test_routing_by_goodput_without_the_path_of_evidence_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"`routing: goodput` needs `evidence:`.*'m'"):
         parse_config({"models": [model(fake(), routing="goodput")]})
+
+
+def test_a_proof_of_next_to_nothing_is_no_division_by_zero() -> None:
+    views = [ReplicaView("hardly", proven_rps=5e-324, trust=0.1, offered_rps=1), ReplicaView("well", proven_rps=4.0)]
+    assert [view.name for view in goodput(views, Ask(prompt_tokens=1), 0)] == ["well", "hardly"]
