@@ -24,7 +24,8 @@ from adapters.probing.matrix import (
     request_fields,
 )
 from adapters.registry import engine_names
-from scripts.engine_matrix import API_PAGE, PAGE, written
+from gateway.commands.marked_page import placed
+from scripts.engine_matrix import API_PAGE, PAGE
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,12 +99,12 @@ def test_the_table_explains_its_marks() -> None:
 
 def test_the_documentation_shows_the_matrix_of_this_code(columns: list[Column]) -> None:
     page = PAGE.read_text()
-    assert written(page, "matrix", as_markdown(columns)) == page, "run `make matrix`, and commit docs/engine-matrix.md"
+    assert placed(page, "matrix", as_markdown(columns)) == page, "run `make matrix`, and commit docs/engine-matrix.md"
 
 
 def test_the_page_of_the_routes_says_of_every_field_who_honours_it(columns: list[Column]) -> None:
     page = API_PAGE.read_text()
-    assert written(page, "fields", as_fields(columns)) == page, "run `make matrix`, and commit docs/api.md"
+    assert placed(page, "fields", as_fields(columns)) == page, "run `make matrix`, and commit docs/api.md"
 
 
 def test_a_field_is_with_one_kind_of_engines_only(columns: list[Column]) -> None:
