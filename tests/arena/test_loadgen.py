@@ -22,7 +22,8 @@ from arena.scripted_engine import DONE, RunningEngine, Script, Step, finish_even
 from arena.spool import HealthRow, SpoolFooter, SpoolHeader
 from tests.arena.cells import MS, fire, gaps_ms, plan_of
 
-TOLERANCE_MS = 5.0  # of tests that assert a mechanism on a busy machine; precision has a test of its own (test_truth)
+TOLERANCE_MS = 5.0  # of gaps in tests that assert a mechanism; precision has a test of its own (test_truth)
+ABOUT_MS = 20.0  # of stamps there: what they are not to be taken for lies 100 ms and more away
 
 
 @pytest.fixture(scope="module")
@@ -93,27 +94,27 @@ def after_send(row: spool.RequestRow, stamp: int | None) -> float:
 
 def test_a_role_chunk_is_not_taken_for_the_first_token(corpus: dict[str, spool.RequestRow]) -> None:
     row = corpus["role_first"]
-    assert after_send(row, row.first_gen_ns) == pytest.approx(200, abs=TOLERANCE_MS)
+    assert after_send(row, row.first_gen_ns) == pytest.approx(200, abs=ABOUT_MS)
     assert after_send(row, row.role_ns) < 50
 
 
 def test_the_first_gap_is_not_stretched_by_an_early_role(corpus: dict[str, spool.RequestRow]) -> None:
     row = corpus["late_role"]
-    assert after_send(row, row.first_gen_ns) == pytest.approx(400, abs=TOLERANCE_MS)
+    assert after_send(row, row.first_gen_ns) == pytest.approx(400, abs=ABOUT_MS)
     assert gaps_ms(row) == pytest.approx([20, 20], abs=TOLERANCE_MS)
 
 
 def test_reasoning_ends_the_ttft_and_text_the_ttfo(corpus: dict[str, spool.RequestRow]) -> None:
     row = corpus["reasoning"]
-    assert after_send(row, row.first_gen_ns) == pytest.approx(100, abs=TOLERANCE_MS)
-    assert after_send(row, row.first_text_ns) == pytest.approx(250, abs=TOLERANCE_MS)
+    assert after_send(row, row.first_gen_ns) == pytest.approx(100, abs=ABOUT_MS)
+    assert after_send(row, row.first_text_ns) == pytest.approx(250, abs=ABOUT_MS)
     assert (row.out_tok_usage, row.out_tok_counted, row.reason_tok_usage) == (2, 2, 1)
 
 
 def test_a_late_usage_event_does_not_move_the_end(corpus: dict[str, spool.RequestRow]) -> None:
     row = corpus["late_usage"]
-    assert after_send(row, row.last_gen_ns) == pytest.approx(40, abs=TOLERANCE_MS)
-    assert after_send(row, row.usage_ns) == pytest.approx(340, abs=TOLERANCE_MS)
+    assert after_send(row, row.last_gen_ns) == pytest.approx(40, abs=ABOUT_MS)
+    assert after_send(row, row.usage_ns) == pytest.approx(340, abs=ABOUT_MS)
 
 
 def test_events_of_40_bytes_do_not_come_in_lumps_of_a_kilobyte(corpus: dict[str, spool.RequestRow]) -> None:

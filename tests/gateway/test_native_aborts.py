@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import random
 from collections import Counter
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gateway.app import PARTS
 from gateway.records.record import Record
 from native_engine.blocks import Published
 from tests.gateway.rig import Gateway, Start, until
@@ -34,6 +36,7 @@ async def aborts(gateway: Gateway, dice: random.Random, number: int) -> None:
         await asyncio.gather(*(abort() for _ in range(NUM_AT_ONCE)))
     await until(lambda: at_rest(gateway))
     await until(lambda: not native(gateway)._engine.has_work)
+    await until(lambda: not gateway.app[PARTS].ledger._waiting)
 
 
 def phase(record: Record) -> str:
@@ -52,8 +55,9 @@ def num_of_ours() -> int:
 
 @pytest.mark.replay("F14")
 async def test_f14_clients_that_leave_the_native_engine_at_random_points_leave_no_block_and_no_memory(
-    start: Start, folder: Path, native_home: Path, tmp_path: Path
+    start: Start, folder: Path, native_home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING, "goodgate")  # pytest keeps every line of the log, which are objects too
     dials = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "kv_cache_mib": 1}
     gateway = await serving(start, folder, native_home, dials=dials)
     dice, engine, process = random.Random(1), native(gateway), psutil.Process()

@@ -215,7 +215,8 @@ async def test_two_hundred_requests_with_a_slow_replica_keep_to_the_budget(
         assert {status for status, _, _ in answers} == {200}
     races = await samples(gateway, r'goodgate_hedges_total\{model="m",winner="(\w+)"\}')
     assert 10 <= sum(races.values()) <= 20
-    assert first.num_generations + second.num_generations == 200 + sum(races.values())
+    # One that has lost before its request was on its way never came to an engine.
+    assert 200 + races["hedge"] <= first.num_generations + second.num_generations <= 200 + sum(races.values())
     await until(lambda: gateway.open_requests.in_flight == 0)
     assert await samples(gateway, r'goodgate_in_flight\{.*replica="(\w)"\}') == {"a": 0, "b": 0}
 

@@ -243,7 +243,9 @@ async def test_workers_all_take_the_new_configuration_and_refuse_one_that_they_c
         assert (refused[0], "is launched by the gateway" in refused[1]) == (1, True)
         gateway.write(model(fake()), reload={"watch": False})
         code, told = await goodgate("reload", "--url", gateway.url)
-        assert (code, "changed: models.m.aliases" in told) == (0, True)
+        # The one that is asked may have been told by the other, so that nothing is left to change.
+        assert code == 0
+        assert "changed: models.m.aliases" in told or "Nothing has changed." in told
         await until_all(404)
         gateway.process.send_signal(signal.SIGTERM)
         assert await gateway.process.wait() == 0
