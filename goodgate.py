@@ -31,7 +31,7 @@ ROOMS: dict[str, str | None] = {
     "gateway.commands.bench.cli": "bench-gateway",
     "adapters.cli": "engines",
     "adapters.models.models_cli": "models",
-    "arena.cli": "arena",
+    "arena.commands.cli": "arena",
 }
 TOP_LEVEL = dict.fromkeys(("serve", "reload", "chat", "doctor", "prefixes"), "gateway.commands.cli") | dict.fromkeys(
     ("usage", "why"), "gateway.records.ledger_cli"

@@ -116,7 +116,7 @@ def faults_of(each: Import) -> Iterator[str]:
             yield "R5: arena meets every engine over HTTP"
         if top == "gateway":
             yield "R5: arena meets the gateway over HTTP"
-    if top in {"locust", "gevent", "geventhttpclient"} and each.file != "arena/loadgen_process.py":
+    if top in {"locust", "gevent", "geventhttpclient"} and each.file != "arena/load/loadgen_process.py":
         yield "R5: only the load-generator process imports locust or gevent"
     if top == "litellm" and (each.file != "adapters/servers/litellm_worker.py" or not each.inside_function):
         yield "only adapters/servers/litellm_worker.py, a process of its own, imports litellm, inside a function"
@@ -146,8 +146,8 @@ def test_every_import_follows_the_arrows() -> None:
         Import("adapters/native.py", 1, "native_engine.engine", False),
         Import("adapters/vllm.py", 1, "adapters.llama_cpp", False),
         Import("gateway/replicas/fleet.py", 1, "adapters.vllm", True),
-        Import("arena/bakeoff.py", 1, "locust", True),
-        Import("arena/bakeoff.py", 1, "gateway.app", True),
+        Import("arena/race/bakeoff.py", 1, "locust", True),
+        Import("arena/race/bakeoff.py", 1, "gateway.app", True),
         Import("adapters/launching/launch.py", 1, "gateway.config", True),
         Import("adapters/litellm_cloud.py", 1, "litellm", True),
         Import("adapters/servers/litellm_worker.py", 1, "litellm", False),

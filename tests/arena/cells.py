@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from arena import spool
-from arena.loadgen import CellRun, Limits, Progress, run_cell
-from arena.plan import CellPlan, PlannedRequest, Target
-from arena.scripted_engine import Log, RunningEngine, Script
-from arena.spool import RequestRow
+from arena.load import spool
+from arena.load.loadgen import CellRun, Limits, Progress, run_cell
+from arena.load.plan import CellPlan, PlannedRequest, Target
+from arena.load.scripted_engine import Log, RunningEngine, Script
+from arena.load.spool import RequestRow
 
 MS = 1_000_000
 

@@ -13,7 +13,8 @@ import duckdb
 import pytest
 from typer.testing import CliRunner
 
-from arena.cli import _merged, app
+from arena.commands.cli import app
+from arena.commands.contenders import merged
 
 SCENARIO = """
 name: scripted
@@ -24,10 +25,12 @@ search: {start_rps: 2, step: 2, stride: 1, max_rps: 200, max_cells: 2, max_repli
 cell: {warmup_s: 0.1, duration_s: 1.0, settle_s: 0}
 """
 
+ARENA = (sys.executable, "-m", "arena.commands.cli")
+
 
 def arena(*arguments: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **({"GOODGATE_HOME": str(home)} if home else {})}
-    command = [sys.executable, "-m", "arena.cli", *arguments]
+    command = [*ARENA, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
 
 
@@ -104,7 +107,17 @@ def test_a_race_compared_with_itself_has_not_changed(finished: tuple[Path, str])
 
 def test_ctrl_c_leaves_a_readable_partial_result(server: str, scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "race"
-    command = [sys.executable, "-m", "arena.cli", "run", str(scenario), "--targets", f"one={server}", "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "arena.commands.cli",
+        "run",
+        str(scenario),
+        "--targets",
+        f"one={server}",
+        "--out",
+        str(out),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -176,7 +189,7 @@ def test_every_command_explains_itself_with_an_example(command: str) -> None:
 def test_an_option_of_the_command_line_leaves_the_other_options_of_the_scenario_alone() -> None:
     """`-o llama_cpp.threads=2` must not silently put another quantisation into the race."""
     scenario = {"llama_cpp": {"quantization": "q8_0", "threads": 1}, "vllm": {"a": 1}}
-    assert _merged(scenario, {"llama_cpp": {"threads": 2}, "native": {"b": 3}}) == {
+    assert merged(scenario, {"llama_cpp": {"threads": 2}, "native": {"b": 3}}) == {
         "llama_cpp": {"quantization": "q8_0", "threads": 2},
         "vllm": {"a": 1},
         "native": {"b": 3},
@@ -202,7 +215,17 @@ def test_a_folder_with_somebody_elses_files_is_left_alone(scenario: Path, tmp_pa
 
 def start_a_race(server: str, scenario: Path, out: Path) -> subprocess.Popen[str]:
     """A race that has one verdict and is in its second cell."""
-    command = [sys.executable, "-m", "arena.cli", "run", str(scenario), "--targets", f"one={server}", "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "arena.commands.cli",
+        "run",
+        str(scenario),
+        "--targets",
+        f"one={server}",
+        "--out",
+        str(out),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:

@@ -175,11 +175,11 @@ def test_the_gateway_has_time_to_drain() -> None:
 
 def parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
     """A command line of ours, taken apart by the command that it calls. An option that does not exist is an error."""
-    import arena.cli
+    import arena.commands.cli
     import gateway.commands.cli
 
     assert words[0] == "goodgate"
-    app, words = (arena.cli.app, words[2:]) if words[1] == "arena" else (gateway.commands.cli.app, words[1:])
+    app, words = (arena.commands.cli.app, words[2:]) if words[1] == "arena" else (gateway.commands.cli.app, words[1:])
     group = typer.main.get_command(app)
     assert isinstance(group, click.Group | typer.core.TyperGroup)
     sub_command = group.commands[words[0]]

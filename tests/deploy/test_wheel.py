@@ -88,7 +88,7 @@ def test_it_serves_with_the_configuration_that_it_brings(scripts: Path, tmp_path
 def test_it_finds_every_scenario_that_it_brings(scripts: Path, tmp_path: Path) -> None:
     names = sorted(path.stem for path in (ROOT / "configs/scenarios").glob("*.yaml"))
     code = f"""
-from arena.config import load_scenario, scenario_names
+from arena.race.config import load_scenario, scenario_names
 assert scenario_names() == {names!r}, scenario_names()
 for name in {names!r}:
     load_scenario(name, quick=True)

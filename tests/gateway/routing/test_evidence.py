@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from arena.evidence import digest
+from arena.reports.evidence import digest
 from gateway.config import ReplicaConfig
 from gateway.replicas.replica import Replica
 from gateway.routing import evidence

@@ -1,0 +1,19 @@
+"""goodgate arena: its commands, one module each group."""
+
+from __future__ import annotations
+
+import typer
+
+from arena.commands import burst, folders, run
+
+app = typer.Typer(
+    help="Race engines on goodput: the highest rate of requests at which the latency targets hold.",
+    epilog="Example: goodgate arena run chat --quick",
+    no_args_is_help=True,
+)
+for group in (run, burst, folders):
+    app.add_typer(group.app)
+
+
+if __name__ == "__main__":
+    app()

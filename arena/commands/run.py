@@ -1,0 +1,151 @@
+"""goodgate arena run: a race from scenario to report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import shlex
+import signal
+import sys
+from collections.abc import Coroutine
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from adapters.config import goodgate_home
+from arena.commands.common import Failure, Misuse, errors, new_folder
+from arena.commands.contenders import EngineOption, api_key, contenders_of
+
+if TYPE_CHECKING:
+    from arena.judging.results import RaceResult
+    from arena.race.bakeoff import Contender, RaceCard
+    from arena.race.config import LoadedScenario
+    from arena.race.scenario import Scenario
+
+app = typer.Typer()
+
+
+@app.command()
+def run(
+    scenario: Annotated[
+        str,
+        typer.Argument(help="A name from configs/scenarios, or a YAML file.", metavar="SCENARIO", show_default=False),
+    ],
+    engines: Annotated[
+        str | None,
+        typer.Option(help="Engines to start and race, with commas between. Default: all that are installed."),
+    ] = None,
+    targets: Annotated[
+        list[str] | None,
+        typer.Option(help="A running endpoint, name=url or name=url@model; several with commas or repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder. Default: a new one under GOODGATE_HOME/arena.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The scenario's short form: a first look in under a minute.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print summary.json on stdout; progress goes to stderr.")
+    ] = False,
+    model: Annotated[str | None, typer.Option(help="Race with this model instead of the scenario's.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Repeat the plans of an earlier race.")] = None,
+    option: EngineOption = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the key of the --targets.")
+    ] = None,
+) -> None:
+    """Race engines, print the ranking, write a report.
+
+    Example: goodgate arena run chat --quick --engines native,llama_cpp
+
+    Example: goodgate arena run chat --targets a=http://127.0.0.1:8000,b=http://127.0.0.1:8001@my-model
+    """
+    with errors():
+        key = api_key(api_key_env) if api_key_env else None
+        loaded = _loaded(scenario, quick=quick, model=model)
+        contenders = contenders_of(loaded.scenario, engines, targets or [], option or [], key)
+        _race(_card(loaded, contenders, out, quick=quick, seed=seed), as_json=as_json)
+
+
+def _loaded(name: str, *, quick: bool, model: str | None) -> LoadedScenario:
+    from arena.race.config import load_scenario
+    from arena.race.scenario import ScenarioError
+
+    try:
+        return load_scenario(name, quick=quick, model=model)
+    except ScenarioError as error:
+        raise Misuse(str(error)) from error
+
+
+def _card(
+    loaded: LoadedScenario, contenders: list[Contender], out: Path | None, *, quick: bool, seed: int | None
+) -> RaceCard:
+    from arena.race.bakeoff import RaceCard
+    from arena.race.config import git_sha, host_facts
+
+    now = datetime.now(UTC)
+    run_id = f"{loaded.scenario.name}-{now:%Y%m%d-%H%M%S}"
+    return RaceCard(
+        run_id=run_id,
+        started_utc=now.isoformat(timespec="seconds"),
+        seed=secrets.randbits(32) if seed is None else seed,
+        scenario=loaded.scenario,
+        prompts_text=loaded.prompts_text,
+        quick=quick,
+        contenders=contenders,
+        out=new_folder(out or goodgate_home() / "arena" / run_id),
+        host=host_facts(),
+        git_sha=git_sha(),
+        command=shlex.join(["goodgate", "arena", *sys.argv[2:]]) if "arena" in sys.argv[1:2] else "",
+    )
+
+
+def _race(card: RaceCard, *, as_json: bool) -> None:
+    import duckdb
+
+    from arena.judging.results import summary
+    from arena.load.spool import SpoolError
+    from arena.race.bakeoff import race
+    from arena.race.progress import RaceScreen
+    from arena.reports.report import publish, ranking_table
+
+    names = [contender.name for contender in card.contenders]
+    console = Console(stderr=as_json)
+    console.print(_opening(card.scenario, names), highlight=False, soft_wrap=True)
+    try:
+        with RaceScreen(console, names, card.scenario.slo.percentile) as screen:
+            result = asyncio.run(_interruptible(race(card, screen)))
+    except (duckdb.Error, SpoolError) as error:
+        raise Failure(f"The race ended, its files in {card.out} could not be written: {error}") from error
+    publish(result, card.out)
+    console.print(ranking_table(result))
+    console.print(f"Report: {card.out / 'report.html'}", highlight=False, soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps(summary(result), indent=2))
+    if result.notes.interrupted:
+        raise Failure("The race was interrupted; the report shows what had been measured.")
+    if not any(engine.rank for engine in result.engines):
+        raise Failure("No engine could be ranked: " + " ".join(result.invalid_reasons))
+
+
+async def _interruptible(running: Coroutine[Any, Any, RaceResult]) -> RaceResult:
+    """Let SIGTERM end the race as Ctrl-C does: children stopped, partial result written."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await running
+
+
+def _opening(scenario: Scenario, names: list[str]) -> str:
+    slo = scenario.slo
+    return (
+        f"[bold]{escape(scenario.title or scenario.name)}[/]\n"
+        f"{escape(', '.join(names))}: how many requests a second, while p{slo.percentile:g} TTFT <= {slo.ttft_ms:g} ms "
+        f"and p{slo.percentile:g} TPOT <= {slo.tpot_ms:g} ms?"
+    )

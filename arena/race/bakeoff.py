@@ -1,0 +1,384 @@
+"""The race, from scenario to report. `race` tells the story; everything it calls does one thing.
+
+    scenario -> engine up -> probe -> warm-up burst -> cells (plan, load, ingest, audit, judge) -> next rate ... ->
+    ranking
+
+Engines compete for the machine, so by default (`residency: one`) only the engine under test runs, and rounds go a, b,
+then b, a. Where engines stay up together (`residency: all`, or endpoints that somebody else runs), single cells are
+interleaved instead, and again in alternating order. At the same rung and replicate, every engine meets the same plan.
+
+An engine that does not start, dies or stops answering is reported with its own last words, and the race goes on
+without it. Ctrl-C ends the race: children are stopped, and what has been measured is judged and reported as a partial
+result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from adapters.errors import GoodgateError
+from adapters.launching.launch import EngineProcess
+from arena.judging import audit, results
+from arena.judging.results import CellResult, EngineNotes, RaceResult, RunNotes
+from arena.judging.search import Outcome, Probe, next_probe
+from arena.load.loadgen import Limits, Progress, run_cell
+from arena.load.plan import CellPlan, PromptSource, Target, build_plan
+from arena.load.workload import CellKey, prompt_source
+from arena.race.probe import Found, is_alive, probe, warm_up
+from arena.race.scenario import Scenario
+from arena.records.store import CellRecord, EngineRecord, RunRecord, Store
+
+# Goodput lies below the throughput of a burst, which no latency limit holds back. 0.75 is a first guess; the search
+# corrects it.
+FIRST_RATE_SHARE = 0.75
+MAX_INVALID_IN_A_ROW = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """An engine to be raced: one that we start (`process`), or an endpoint that is already up (`url`)."""
+
+    name: str
+    version: str | None = None
+    process: Callable[[], EngineProcess] | None = None
+    url: str | None = None
+    model: str | None = None  # name to ask for; None: the only one that is served
+    headers: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaceCard:
+    """Everything a race is given."""
+
+    run_id: str
+    started_utc: str
+    seed: int
+    scenario: Scenario
+    prompts_text: str
+    quick: bool
+    contenders: Sequence[Contender]
+    out: Path
+    host: Mapping[str, Any]
+    git_sha: str | None = None
+    command: str = ""
+
+
+class Show(Protocol):
+    """What a race tells while it runs."""
+
+    def engine_starting(self, name: str) -> None: ...
+    def engine_ready(self, name: str, words: str) -> None: ...
+    def engine_failed(self, name: str, words: str) -> None: ...
+    def cell_starting(self, name: str, rate_rps: float, expected_s: float) -> None: ...
+    def cell_progress(self, name: str, progress: Progress) -> None: ...
+    def cell_judged(self, name: str, cell: CellResult) -> None: ...
+
+
+@dataclass(slots=True)
+class Entry:
+    """A contender's state in the race."""
+
+    contender: Contender
+    notes: EngineNotes = field(default_factory=EngineNotes)
+    process: EngineProcess | None = None
+    target: Target | None = None
+    first_rung: int = 0
+    outcomes: list[Outcome] = field(default_factory=list)
+    attempts: dict[int, int] = field(default_factory=dict)  # cells run at each rung, the invalid ones too
+    invalid_in_a_row: int = 0
+    is_out: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.contender.name
+
+    @property
+    def cells_run(self) -> int:
+        """Cells that count against the budget: an invalid one is the client's fault and is run again."""
+        return len(self.outcomes)
+
+    @property
+    def goes_on(self) -> bool:
+        """Invalid cells cost nothing of the budget, so a run of them has to end the turn."""
+        return not self.is_out and self.invalid_in_a_row < MAX_INVALID_IN_A_ROW
+
+
+async def race(card: RaceCard, show: Show) -> RaceResult:
+    """Run a race to its end, or to its interruption, and return what the store then says."""
+    (card.out / "spool").mkdir(parents=True, exist_ok=True)
+    with Store(card.out / "arena.duckdb") as store:
+        course = Course(card, store, show)
+        course.record_run()
+        try:
+            await course.run()
+            course.is_complete = True
+        except asyncio.CancelledError:
+            _stay_alive()
+        finally:
+            await course.stop_engines()
+        course.record_run()
+        return results.judge_race(store)
+
+
+def _stay_alive() -> None:
+    """The interruption has been taken; the task goes on to judge and to report."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+
+
+class Course:
+    """One race under way: the only writer of its store and the only owner of its child processes."""
+
+    def __init__(self, card: RaceCard, store: Store, show: Show) -> None:
+        self.card = card
+        self.scenario = card.scenario
+        self.settings = card.scenario.settings
+        self.store = store
+        self.show = show
+        self.entries = [Entry(contender) for contender in card.contenders]
+        self.slot = 0
+        self.is_complete = False
+
+    async def run(self) -> None:
+        if self.stays_resident:
+            await self._interleave_cells()
+        else:
+            await self._take_turns()
+
+    @property
+    def stays_resident(self) -> bool:
+        external = all(entry.contender.process is None for entry in self.entries)
+        return external or self.scenario.residency == "all"
+
+    async def _take_turns(self) -> None:
+        """One engine at a time. The last round may use what earlier rounds have left."""
+        budget = self.scenario.search.max_cells
+        for round_number in range(1, self.scenario.rounds + 1):
+            ceiling = math.ceil(budget * round_number / self.scenario.rounds)
+            for entry in self._in_order(round_number):
+                if entry.is_out or self._next(entry) is None:
+                    continue
+                try:
+                    await self._bring_up(entry)
+                    while entry.goes_on and entry.cells_run < ceiling and (step := self._next(entry)):
+                        await self._run_cell(entry, step)
+                except GoodgateError as error:
+                    self._drop(entry, error.message)
+                finally:
+                    await self._stop(entry)
+
+    async def _interleave_cells(self) -> None:
+        """All engines are up; each runs one cell, then each runs its next one, in the opposite order."""
+        for entry in self.entries:
+            try:
+                await self._bring_up(entry)
+            except GoodgateError as error:
+                self._drop(entry, error.message)
+        round_number = 1
+        while active := [entry for entry in self._in_order(round_number) if self._may_run(entry)]:
+            for entry in active:
+                step = self._next(entry)
+                assert step is not None
+                try:
+                    await self._run_cell(entry, step)
+                except GoodgateError as error:
+                    self._drop(entry, error.message)
+            round_number += 1
+
+    def _in_order(self, round_number: int) -> Iterator[Entry]:
+        return iter(self.entries) if round_number % 2 else reversed(self.entries)
+
+    def _may_run(self, entry: Entry) -> bool:
+        return entry.goes_on and entry.cells_run < self.scenario.search.max_cells and self._next(entry) is not None
+
+    def _next(self, entry: Entry) -> Probe | None:
+        return next_probe(entry.outcomes, self.settings, first_rung=entry.first_rung)
+
+    async def _bring_up(self, entry: Entry) -> None:
+        """Start it where it is ours to start, find out what it speaks, warm it up, and take a first guess at its
+        rate.
+        """
+        self.show.engine_starting(entry.name)
+        started = time.monotonic()
+        contender = entry.contender
+        if contender.process is not None:
+            entry.process = contender.process()
+            await entry.process.start()
+        url = entry.process.url if entry.process else contender.url
+        assert url is not None
+        entry.invalid_in_a_row = 0
+        warm = prompt_source(self.scenario.workload, self._key(None, entry), prompts_text=self.card.prompts_text)
+        found = await probe(url, model=contender.model, prompt=warm(0), headers=contender.headers)
+        start_s = time.monotonic() - started
+        entry.target = found.target(entry.name)
+        burst_rps = await self._warm_up(entry.target, warm)
+        if not entry.outcomes:
+            entry.first_rung = self.settings.rung_below(burst_rps * FIRST_RATE_SHARE)
+        entry.notes = EngineNotes(
+            probe=found.to_dict(), launched=contender.process is not None, start_s=start_s, burst_rps=burst_rps
+        )
+        self._record_engine(entry, found)
+        self.show.engine_ready(
+            entry.name,
+            f"up in {start_s:.1f} s, a burst of {self.scenario.search.burst} ran at {burst_rps:.1f} requests/s",
+        )
+        await asyncio.sleep(self.scenario.cell.settle_s)
+
+    async def _warm_up(self, target: Target, prompts: PromptSource) -> float:
+        """Two bursts, a small one for whatever is still cold, and the one that is counted; requests a second."""
+        search = self.scenario.search
+        small = math.ceil(search.burst / 4)
+        await warm_up(target, lambda seq: prompts(1 + seq), small, timeout_s=search.burst_timeout_s)
+        return await warm_up(
+            target, lambda seq: prompts(1 + small + seq), search.burst, timeout_s=search.burst_timeout_s
+        )
+
+    async def _run_cell(self, entry: Entry, step: Probe) -> None:
+        assert entry.target is not None
+        replicate = entry.attempts.get(step.rung, 0)
+        entry.attempts[step.rung] = replicate + 1
+        plan = self._plan(entry, step, replicate)
+        self.slot += 1
+        self.store.record_cell(
+            CellRecord(
+                cell_id=plan.cell_id,
+                run_id=self.card.run_id,
+                engine_id=entry.name,
+                replicate=replicate,
+                slot=self.slot,
+                rate_rps=step.rate_rps,
+            ),
+            plan,
+        )
+        deadline_s = self.scenario.slo.deadline_s(self.scenario.longest_output)
+        cell = self.scenario.cell
+        self.show.cell_starting(
+            entry.name, step.rate_rps, cell.warmup_s + cell.window_s(step.rate_rps) + deadline_s / 2
+        )
+        run = await run_cell(
+            plan,
+            entry.target,
+            self.card.out / "spool" / f"{plan.cell_id}.jsonl",
+            limits=Limits(request_timeout_s=deadline_s + 0.5),
+            on_progress=lambda progress: self.show.cell_progress(entry.name, progress),
+        )
+        self.store.ingest(plan.cell_id, run.spool)
+        result = judge_cell(self.store, plan.cell_id, self.scenario, aborted=run.aborted)
+        self.show.cell_judged(entry.name, result)
+        if result.failures:
+            await self._check_alive(entry)
+        self._learn(entry, result)
+        await asyncio.sleep(cell.settle_s)
+
+    def _learn(self, entry: Entry, result: CellResult) -> None:
+        if result.is_valid:
+            entry.invalid_in_a_row = 0
+            entry.outcomes.append(result.outcome())
+            return
+        entry.invalid_in_a_row += 1
+        if not entry.goes_on and not entry.outcomes:  # with valid cells it is judged by those, and has another turn
+            self._drop(entry, f"{MAX_INVALID_IN_A_ROW} invalid cells in a row, the last because: {result.reason}")
+
+    async def _check_alive(self, entry: Entry) -> None:
+        assert entry.target is not None
+        if entry.process is not None and not entry.process.is_running:
+            raise entry.process.failure()
+        if not await is_alive(entry.target):
+            raise GoodgateError(f"It stopped answering at {entry.target.url}.")
+
+    def _plan(self, entry: Entry, step: Probe, replicate: int) -> CellPlan:
+        """The same for every engine at this rung and replicate. Load goes on until the last measured request must be
+        done.
+        """
+        key = CellKey(self.card.seed, step.rung, replicate)
+        return build_plan(
+            f"{entry.name}-{step.rate_rps:g}rps-{replicate}",
+            rate_rps=step.rate_rps,
+            duration_s=self.scenario.cell.window_s(step.rate_rps),
+            warmup_s=self.scenario.cell.warmup_s,
+            cooldown_s=self.scenario.slo.deadline_s(self.scenario.longest_output) + 1,
+            prompts=prompt_source(self.scenario.workload, key, prompts_text=self.card.prompts_text),
+            seed=key.schedule_seed(),
+        )
+
+    def _key(self, rung: int | None, entry: Entry) -> CellKey:
+        """Prompts of the burst: others each time that the engine is warmed up."""
+        return CellKey(self.card.seed, rung, len(entry.outcomes))
+
+    def _drop(self, entry: Entry, words: str) -> None:
+        entry.is_out = True
+        entry.notes = msgspec.structs.replace(entry.notes, failure=words)
+        self._record_engine(entry)
+        self.show.engine_failed(entry.name, words)
+
+    async def _stop(self, entry: Entry) -> None:
+        if entry.process is not None:
+            await entry.process.stop()
+            entry.process = None
+
+    async def stop_engines(self) -> None:
+        for entry in self.entries:
+            await self._stop(entry)
+
+    def record_run(self) -> None:
+        """Once at the start, as interrupted, so that a killed race leaves a store that says so, and at its end."""
+        notes = RunNotes(
+            scenario=self.scenario,
+            quick=self.card.quick,
+            order=tuple(entry.name for entry in self.entries),
+            residency="all" if self.stays_resident else "one",
+            interrupted=not self.is_complete,
+            command=self.card.command,
+        )
+        self.store.record_run(
+            RunRecord(
+                run_id=self.card.run_id,
+                started_utc=self.card.started_utc,
+                scenario=self.scenario.name,
+                seed=self.card.seed,
+                git_sha=self.card.git_sha,
+                host=self.card.host,
+                notes=msgspec.json.encode(notes).decode(),
+            )
+        )
+        for entry in self.entries:
+            self._record_engine(entry)
+
+    def _record_engine(self, entry: Entry, found: Found | None = None) -> None:
+        contender = entry.contender
+        model = entry.target.model if entry.target else contender.model or self.scenario.model
+        self.store.record_engine(
+            EngineRecord(
+                engine_id=entry.name,
+                run_id=self.card.run_id,
+                name=entry.name,
+                version=contender.version,
+                endpoint=entry.target.url if entry.target else contender.url or "",
+                model=found.model if found else model,
+                flags=contender.flags,
+                capability=msgspec.to_builtins(entry.notes),
+            )
+        )
+
+
+def judge_cell(store: Store, cell_id: str, scenario: Scenario, *, aborted: str | None) -> CellResult:
+    """Audit a cell, write down what was found, and judge it."""
+    findings = results.audit_cell(store, cell_id, scenario)
+    for finding in findings:
+        store.record_audit(cell_id, finding.check, finding.value, finding.threshold, finding.ok)
+    status, reason = audit.verdict(findings)
+    if aborted:
+        store.judge_cell(cell_id, "aborted", aborted)
+    else:
+        store.judge_cell(cell_id, status, reason)
+    return results.read_cell(store, cell_id, scenario)

@@ -1,0 +1,252 @@
+"""A scenario: what is raced, under which limits, for how long. YAML text in, frozen structs out; nothing is read from
+disk.
+
+    scenario = parse(text, source="configs/scenarios/chat.yaml", quick=True)
+
+An unknown key is an error that names its path and the nearest spelling. `quick:` holds overrides for `--quick`, merged
+key by key over the rest; it is checked in every run, so that a typo in it does not wait for the day someone is in a
+hurry.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct
+
+from arena.judging.search import SearchSettings
+
+
+class ScenarioError(ValueError):
+    """One sentence that says what to change in the scenario."""
+
+
+# Upper bounds catch typing errors and infinities: far above what anyone wants, far below what breaks arithmetic.
+Name: TypeAlias = Annotated[str, Meta(pattern=r"^\w[\w .-]{0,63}\Z")]  # it becomes part of a folder's name
+Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
+Milliseconds: TypeAlias = Annotated[float, Meta(gt=0, le=3_600_000)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=86_400)]
+PositiveSeconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
+Rate: TypeAlias = Annotated[float, Meta(ge=0.001, le=100_000)]
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
+class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A mapping of the file in which every key must be known."""
+
+
+class Fixed(Strict, tag_field="kind", tag="fixed", frozen=True, kw_only=True):
+    tokens: Tokens
+
+
+class Uniform(Strict, tag_field="kind", tag="uniform", frozen=True, kw_only=True):
+    low: Tokens
+    high: Tokens
+
+
+class LogNormal(Strict, tag_field="kind", tag="lognormal", frozen=True, kw_only=True):
+    """Clipped to [low, high]; `median` and `sigma` describe it before clipping."""
+
+    median: Tokens
+    sigma: Annotated[float, Meta(gt=0, le=10)]
+    low: Tokens = 1
+    high: Tokens = 100_000
+
+
+Lengths: TypeAlias = Fixed | Uniform | LogNormal
+
+
+class SyntheticWorkload(Strict, tag_field="kind", tag="synthetic", frozen=True, kw_only=True):
+    """Prompts of random words. `prompt` is the length of the user's message, `output` the exact number of tokens
+    asked for.
+    """
+
+    seed: Annotated[int, Meta(ge=0)] = 1
+    prompt: Lengths
+    output: Lengths
+
+
+class FileWorkload(Strict, tag_field="kind", tag="jsonl", frozen=True, kw_only=True):
+    """Prompts from a JSONL file, path relative to the scenario's file."""
+
+    seed: Annotated[int, Meta(ge=0)] = 1
+    path: str
+    output: Lengths
+
+
+Workload: TypeAlias = SyntheticWorkload | FileWorkload
+
+
+class SLO(Strict, frozen=True, kw_only=True):
+    """A request is good when its TTFT and its TPOT are within the limits; `percentile` percent of all scheduled must
+    be.
+    """
+
+    ttft_ms: Milliseconds
+    tpot_ms: Milliseconds
+    percentile: Annotated[float, Meta(ge=50, lt=100)] = 99.0
+
+    def deadline_s(self, max_tokens: int) -> float:
+        """A request that is not done by then, counted from its schedule, has missed the limits for certain."""
+        return (self.ttft_ms + self.tpot_ms * (max_tokens - 1)) / 1000
+
+
+class Cell(Strict, frozen=True, kw_only=True):
+    """One measurement. Load goes on through the cool-down, so that the last measured requests do not meet an idle
+    engine.
+    """
+
+    warmup_s: Seconds = 4.0
+    duration_s: PositiveSeconds = 30.0
+    min_requests: Count = 6  # at a low rate the window is prolonged until so many are expected
+    settle_s: Seconds = 1.0
+
+    def window_s(self, rate_rps: float) -> float:
+        return max(self.duration_s, self.min_requests / rate_rps)
+
+
+class Search(Strict, frozen=True, kw_only=True):
+    """The ladder of rates, `start_rps * step ** rung`, and how much is spent on walking it."""
+
+    start_rps: Rate = 1.0
+    step: Annotated[float, Meta(ge=1.01, le=4)] = 2**0.25
+    stride: Annotated[int, Meta(ge=1, le=16)] = 4
+    min_rps: Rate = 0.1
+    max_rps: Rate = 256.0
+    max_replicates: Count = 3
+    max_cells: Count = 12  # for each engine, all rounds together
+    burst: Annotated[int, Meta(ge=1, le=256)] = 24  # requests at once, to warm the engine up and to find the first rate
+    burst_timeout_s: PositiveSeconds = 60.0
+
+
+class Scenario(Strict, frozen=True, kw_only=True):
+    name: Name
+    title: str = ""
+    model: str
+    engines: tuple[str, ...] = ()  # empty: every engine that is installed here
+    options: dict[str, dict[str, Any]] = {}  # launch options of each engine; they are part of the result
+    workload: Workload
+    slo: SLO
+    search: Search = Search()
+    cell: Cell = Cell()
+    rounds: Count = 1  # with `residency: one`, the engines' order is reversed in every second round (ABBA)
+    residency: Literal["one", "all"] = "one"
+    confidence: Annotated[float, Meta(ge=0.5, lt=1)] = 0.95
+
+    @property
+    def settings(self) -> SearchSettings:
+        ladder = SearchSettings(start_rps=self.search.start_rps, step=self.search.step)
+        # Mirrored at start_rps: the lowest rung whose rate is not below min_rps.
+        lowest = -ladder.unclipped_rung_below(self.search.start_rps**2 / self.search.min_rps)
+        return SearchSettings(
+            start_rps=self.search.start_rps,
+            step=self.search.step,
+            stride=self.search.stride,
+            min_rung=lowest,
+            max_rung=ladder.unclipped_rung_below(self.search.max_rps),
+            max_replicates=self.search.max_replicates,
+            percentile=self.slo.percentile,
+            confidence=self.confidence,
+        )
+
+    @property
+    def longest_output(self) -> int:
+        output = self.workload.output
+        return output.tokens if isinstance(output, Fixed) else output.high
+
+    def with_model(self, model: str) -> Scenario:
+        return msgspec.structs.replace(self, model=model)
+
+    def to_json(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Scenario:
+        return msgspec.json.decode(text, type=cls)
+
+
+def parse(text: str, *, source: str, quick: bool = False) -> Scenario:
+    """Read a scenario. `source` is what messages call it."""
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        where = f", line {place.line + 1}" if place else ""
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        raise ScenarioError(f"{source}{where}: this is not valid YAML: {problem}.") from error
+    if not isinstance(document, dict):
+        raise ScenarioError(f"{source}: a scenario is a mapping with `name`, `model`, `workload` and `slo`.")
+    overrides = document.pop("quick", None) or {}
+    if not isinstance(overrides, dict):
+        raise ScenarioError(f"{source}: `quick` must be a mapping of overrides.")
+    full = _convert(document, source)
+    short = _convert(_merge(document, overrides), f"{source}, with `quick`")
+    return short if quick else full
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings are merged key by key; a mapping of another `kind` replaces the old one whole."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        same = (
+            isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind")
+        )
+        merged[key] = _merge(old, value) if same and isinstance(old, dict) else value
+    return merged
+
+
+def _convert(document: Mapping[str, Any], source: str) -> Scenario:
+    try:
+        scenario = msgspec.convert(document, Scenario)
+    except msgspec.ValidationError as error:
+        raise ScenarioError(f"{source}: {_explain(str(error), document)}") from error
+    for where, lengths in _all_lengths(scenario.workload):
+        if not isinstance(lengths, Fixed) and lengths.low > lengths.high:
+            raise ScenarioError(f"{source}: `workload.{where}.low` is above `high` ({lengths.low} > {lengths.high}).")
+    if scenario.search.min_rps > scenario.search.max_rps:
+        raise ScenarioError(f"{source}: `search.min_rps` is above `search.max_rps`.")
+    if scenario.settings.min_rung > scenario.settings.max_rung:
+        raise ScenarioError(
+            f"{source}: no rung of the ladder lies between `search.min_rps` and `search.max_rps`; move `start_rps`."
+        )
+    return scenario
+
+
+def _all_lengths(workload: Workload) -> list[tuple[str, Lengths]]:
+    lengths: list[tuple[str, Lengths]] = [("output", workload.output)]
+    if isinstance(workload, SyntheticWorkload):
+        lengths.append(("prompt", workload.prompt))
+    return lengths
+
+
+def _explain(message: str, document: Mapping[str, Any]) -> str:
+    """msgspec's "Object contains unknown field `x` - at `$.a`" as a sentence about the file."""
+    problem, _, at = message.partition(" - at `$")
+    path = at.rstrip("`").lstrip(".")
+    if not problem.startswith("Object contains unknown field"):
+        return f"{problem} (in `{path}`)." if path else f"{problem}."
+    key = problem.split("`")[1]
+    near = difflib.get_close_matches(key, known_keys(document, path), n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known_keys(document, path))}."
+    return f"unknown key `{f'{path}.' if path else ''}{key}`; {hint}"
+
+
+def known_keys(document: Mapping[str, Any], path: str) -> list[str]:
+    """The keys that are legal in the mapping at a dotted path, given the `kind`s that the document has chosen."""
+    kind: Any = Scenario
+    value: Any = document
+    for name in filter(None, path.split(".")):
+        kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
+        value = value.get(name) if isinstance(value, Mapping) else None
+        if get_args(kind):  # a union of structs that are told apart by their `kind`
+            wanted = value.get("kind") if isinstance(value, Mapping) else None
+            kind = next(member for member in get_args(kind) if member.__struct_config__.tag == wanted)
+    fields = [field.encode_name for field in msgspec.structs.fields(kind)]
+    tag_field = kind.__struct_config__.tag_field
+    own = [*fields, tag_field] if tag_field else fields
+    return [*own, "quick"] if kind is Scenario else own

@@ -1,0 +1,95 @@
+"""Are the files of a race what they claim to be? Digests, plans, audits and printed figures, each computed again.
+
+A list of complaints, empty when all is well. Verified: each spool against its marker and its plan, the plan file
+against the digest in the store, every row and token stamp in the store against the spool, each cell's verdict against a
+fresh audit, summary.json and evidence.json against what the store says now. A finished spool that the store does not
+know is told, too: a cell may not disappear. report.html is not looked at; `goodgate arena report` writes it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from arena.judging import audit, results
+from arena.judging.results import RaceResult, judge_race, summary
+from arena.load import spool as spools
+from arena.load.plan import CellPlan
+from arena.load.spool import RequestRow, SpoolError
+from arena.records.store import REQUEST_COLUMNS, Store
+from arena.reports.evidence import evidence
+
+
+def check_run(store: Store, folder: Path) -> list[str]:
+    result = judge_race(store)
+    complaints = []
+    cells = store.query("SELECT c.*, p.* FROM cells AS c JOIN plans AS p USING (plan_sha256) ORDER BY slot")
+    for cell in cells:
+        if cell["ingested_utc"] is not None:
+            complaints += _check_spool(store, cell, folder / "spool" / f"{cell['cell_id']}.jsonl")
+            complaints += _check_audit(store, cell, result)
+    known = {cell["cell_id"] for cell in cells if cell["ingested_utc"] is not None}
+    complaints += [
+        f"{path.stem}: there is a finished spool, but the store has no such cell."
+        for path in sorted((folder / "spool").glob("*.jsonl"))
+        if spools.is_complete(path) and path.stem not in known
+    ]
+    return complaints + _check_documents(result, folder)
+
+
+def _check_spool(store: Store, cell: dict[str, Any], spool: Path) -> list[str]:
+    cell_id = cell["cell_id"]
+    try:
+        spools.verify(spool)
+        plan = CellPlan.read(spools.plan_file(spool))
+        rows = [row for row in spools.read_rows(spool) if isinstance(row, RequestRow)]
+    except (SpoolError, OSError, msgspec.DecodeError) as error:
+        return [f"{cell_id}: the spool is damaged: {error}"]
+    complaints = []
+    stored_plan = (cell["plan_sha256"], cell["rate_rps"], cell["warmup_ns"], cell["horizon_ns"])
+    if stored_plan != (plan.sha256, plan.rate_rps, plan.warmup_ns, plan.horizon_ns):
+        complaints.append(f"{cell_id}: the plan beside the spool is not the one in the store.")
+    due = {
+        request.seq: (request.scheduled_ns, plan.is_measured(request), request.max_tokens) for request in plan.requests
+    }
+    if any((row.scheduled_ns, row.measured, row.max_tokens) != due.get(row.seq) for row in rows):
+        complaints.append(f"{cell_id}: the spool holds requests that its plan does not.")
+    spooled = {tuple(getattr(row, name) for name in REQUEST_COLUMNS) for row in rows}
+    events = {(row.seq, *map(tuple, (row.token_ns, row.token_n, row.token_kind))) for row in rows if row.token_ns}
+    differing = spooled ^ _stored(store, "requests", REQUEST_COLUMNS, cell_id)
+    differing |= events ^ _stored(store, "token_events", ("seq", "t_ns", "n_tok", "kind"), cell_id)
+    if differing:
+        complaints.append(f"{cell_id}: {len(differing)} rows differ between the spool and the store.")
+    return complaints
+
+
+def _stored(store: Store, table: str, columns: Iterable[str], cell_id: str) -> set[tuple[Any, ...]]:
+    rows = store.query(f"SELECT {', '.join(columns)} FROM {table} WHERE cell_id = ?", [cell_id])
+    return {tuple(tuple(value) if isinstance(value, list) else value for value in row.values()) for row in rows}
+
+
+def _check_audit(store: Store, cell: dict[str, Any], result: RaceResult) -> list[str]:
+    if cell["status"] == "aborted":
+        return []
+    status, reason = audit.verdict(results.audit_cell(store, cell["cell_id"], result.scenario))
+    if status != cell["status"]:
+        return [
+            f"{cell['cell_id']}: stored as {cell['status']}, a fresh audit says {status} ({reason or 'nothing amiss'})."
+        ]
+    return []
+
+
+def _check_documents(result: RaceResult, folder: Path) -> list[str]:
+    complaints = []
+    for name, expected in (("summary.json", summary(result)), ("evidence.json", evidence(result))):
+        try:
+            found = msgspec.json.decode((folder / name).read_bytes())
+        except (OSError, msgspec.DecodeError) as error:
+            complaints.append(f"{name} cannot be read: {error}")
+            continue
+        if found != msgspec.json.decode(msgspec.json.encode(expected)):
+            complaints.append(f"{name} does not say what the store says; `goodgate arena report` writes it anew.")
+    return complaints

@@ -1,0 +1,379 @@
+"""The store: spools in, metrics out. One DuckDB file per run of the arena.
+
+Rows hold raw stamps only; every metric is a view (`views.sql`), so a better definition re-scores old runs. A cell is
+ingested in one transaction, as delete and insert: doing it again changes nothing, and a spool stays the truth until its
+cell carries `ingested_utc`. One process writes at a time.
+
+>>> with Store(Path("out/arena.duckdb")) as store:
+...     store.record_run(RunRecord(...))
+...     store.record_engine(EngineRecord(...))
+...     store.record_cell(CellRecord(...), plan)
+...     store.ingest("cell-1", Path("out/spool/cell-1.jsonl"))
+...     store.cell_summary("cell-1", slo_ttft_ms=500, slo_tpot_ms=50).attainment
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeAlias
+
+import duckdb
+
+from arena.load import spool as spools
+from arena.load.plan import CellPlan
+from arena.load.spool import SpoolError, SpoolFooter, SpoolHeader
+
+SCHEMA_VERSION = 1
+
+CellStatus: TypeAlias = Literal["planned", "ok", "invalid_client", "invalid_cache", "unstable", "aborted"]
+
+
+class StoreError(Exception):
+    """The file is not a store that this program can read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    run_id: str
+    started_utc: str
+    scenario: str
+    seed: int
+    git_sha: str | None = None
+    host: Mapping[str, Any]
+    notes: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRecord:
+    engine_id: str
+    run_id: str
+    name: str
+    version: str | None = None
+    endpoint: str
+    model: str
+    weights_sha: str | None = None
+    flags: Mapping[str, Any]
+    capability: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellRecord:
+    cell_id: str
+    run_id: str
+    engine_id: str
+    replicate: int
+    slot: int  # place in the interleaved order of the run
+    rate_rps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSummary:
+    """One cell under one SLO. Percentiles are order statistics; `_inf` ones take every failure as infinitely late."""
+
+    cell_id: str
+    engine_id: str
+    rate_rps: float
+    replicate: int
+    status: CellStatus
+    requests: int  # every measured request that was scheduled: the denominator
+    ok: int
+    failures: int
+    unsent: int
+    good: int  # met both limits
+    attainment: float | None  # good / requests
+    ttft_misses: int
+    tpot_misses: int
+    goodput_rps: float | None  # good requests per second of the steady window
+    ttft_n: int
+    ttft_p50_ms: float | None
+    ttft_p99_ms: float | None
+    ttft_p99_inf_ms: float | None
+    ttft_send_p99_ms: float | None
+    tpot_n: int
+    tpot_p50_ms: float | None
+    tpot_p99_ms: float | None
+    tpot_p99_inf_ms: float | None
+    e2e_p50_ms: float | None
+    e2e_p99_ms: float | None
+    lag_p99_ms: float | None
+    reuse_ratio: float | None
+
+
+class Store:
+    """One DuckDB file. `read_only` opens it beside other readers."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self._connection = duckdb.connect(str(path), read_only=read_only)
+        try:
+            self._refuse_other_versions(path)
+            if read_only:
+                self._define_views("TEMP ")
+            else:
+                self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def record_run(self, run: RunRecord) -> None:
+        self._replace(
+            "runs",
+            "run_id",
+            {
+                "run_id": run.run_id,
+                "started_utc": run.started_utc,
+                "scenario": run.scenario,
+                "seed": run.seed,
+                "git_sha": run.git_sha,
+                "host_json": json.dumps(dict(run.host)),
+                "notes": run.notes,
+            },
+        )
+
+    def record_engine(self, engine: EngineRecord) -> None:
+        self._replace(
+            "engines",
+            "engine_id",
+            {
+                "engine_id": engine.engine_id,
+                "run_id": engine.run_id,
+                "name": engine.name,
+                "version": engine.version,
+                "endpoint": engine.endpoint,
+                "model": engine.model,
+                "weights_sha": engine.weights_sha,
+                "flags_json": json.dumps(dict(engine.flags)),
+                "capability_json": json.dumps(dict(engine.capability)),
+            },
+        )
+
+    def record_cell(self, cell: CellRecord, plan: CellPlan) -> None:
+        """Announce a cell before it runs: its status is `planned`, and its plan is stored once per sha256."""
+        with self._transaction():
+            self._record_plan(plan)
+            self._replace(
+                "cells",
+                "cell_id",
+                {
+                    "cell_id": cell.cell_id,
+                    "run_id": cell.run_id,
+                    "engine_id": cell.engine_id,
+                    "plan_sha256": plan.sha256,
+                    "replicate": cell.replicate,
+                    "slot": cell.slot,
+                    "rate_rps": cell.rate_rps,
+                    "status": "planned",
+                },
+            )
+
+    def ingest(self, cell_id: str, spool: Path) -> None:
+        """Load a complete spool. Refuses one without its done marker, of another plan, or damaged since."""
+        header, footer = _checked(spool)
+        planned = self.query("SELECT plan_sha256 FROM cells WHERE cell_id = ?", [cell_id])
+        if not planned:
+            raise SpoolError(f"Cell {cell_id!r} was never recorded in this store.")
+        if header.cell_id != cell_id or header.plan_sha256 != planned[0]["plan_sha256"]:
+            raise SpoolError(f"{spool} belongs to cell {header.cell_id!r} and its plan, not to {cell_id!r}.")
+        with self._transaction():
+            for table in ("requests", "token_events", "client_health"):
+                self._connection.execute(f"DELETE FROM {table} WHERE cell_id = ?", [cell_id])
+            for statement in _LOAD:
+                self._connection.execute(statement, {"cell_id": cell_id, "spool": str(spool)})
+            loaded = self.query("SELECT count(*) AS n FROM requests WHERE cell_id = ?", [cell_id])[0]["n"]
+            if loaded != footer.requests:
+                raise SpoolError(f"{spool} promises {footer.requests} requests and holds {loaded}.")
+            if missing := self.query(_MISSING, [cell_id])[0]["n"]:
+                raise SpoolError(f"{spool} has no row for {missing} of the measured requests of its plan.")
+            self._mark_ingested(cell_id, header, footer)
+
+    def judge_cell(self, cell_id: str, status: CellStatus, reason: str | None = None) -> None:
+        """What the audit says of a cell."""
+        self._connection.execute("UPDATE cells SET status = ?, reason = ? WHERE cell_id = ?", [status, reason, cell_id])
+
+    def record_audit(self, cell_id: str, check: str, value: float | None, threshold: float | None, ok: bool) -> None:
+        self._connection.execute(
+            "INSERT OR REPLACE INTO audits VALUES (?, ?, ?, ?, ?)", [cell_id, check, value, threshold, ok]
+        )
+
+    def cell_summary(self, cell_id: str, *, slo_ttft_ms: float, slo_tpot_ms: float) -> CellSummary:
+        rows = self.query(_SUMMARY, [slo_ttft_ms, slo_tpot_ms, cell_id])
+        if not rows:
+            raise KeyError(f"Cell {cell_id!r} is not in this store.")
+        return CellSummary(**{field.name: rows[0][field.name] for field in fields(CellSummary)})
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """Rows of any SELECT as dictionaries. Views: v_requests, v_measured, v_itl, v_cells, v_cell_itl;
+        table macros: slo_requests(ttft_ms, tpot_ms), slo_cells(ttft_ms, tpot_ms)."""
+        result = self._connection.execute(sql, list(parameters))
+        names = [column[0] for column in result.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+    def export_parquet(self, folder: Path) -> None:
+        """The whole store as Parquet files, for archives that outlive a storage format."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for row in self.query("SELECT table_name FROM duckdb_tables() ORDER BY table_name"):
+            table = row["table_name"]
+            target = str(folder / f"{table}.parquet").replace("'", "''")
+            self._connection.execute(f"COPY {table} TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
+
+    def _refuse_other_versions(self, path: Path) -> None:
+        if not self.query("SELECT 1 FROM duckdb_tables() WHERE table_name = 'schema_meta'"):
+            return
+        for row in self.query("SELECT version FROM schema_meta"):
+            if row["version"] != SCHEMA_VERSION:
+                raise StoreError(
+                    f"{path} has schema version {row['version']}, this program reads version {SCHEMA_VERSION}. "
+                    "Its spools can be ingested into a new store."
+                )
+
+    def _define_views(self, scope: str = "") -> None:
+        """Anew each time that a store is opened, so that it is always scored by the definitions of this program.
+
+        `scope` is "TEMP " where the file may not be written: such views live in the connection and hide stored ones.
+        """
+        views = files("arena.records").joinpath("views.sql").read_text("utf-8")
+        for kind in ("VIEW", "MACRO"):
+            views = views.replace(f"CREATE OR REPLACE {kind}", f"CREATE OR REPLACE {scope}{kind}")
+        self._connection.execute(views)
+
+    def _prepare(self) -> None:
+        self._connection.execute(files("arena.records").joinpath("schema.sql").read_text("utf-8"))
+        self._define_views()
+        if not self.query("SELECT version FROM schema_meta"):
+            self._insert("schema_meta", {"version": SCHEMA_VERSION, "duckdb_version": duckdb.__version__})
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    def _record_plan(self, plan: CellPlan) -> None:
+        if self.query("SELECT n FROM plans WHERE plan_sha256 = ?", [plan.sha256]):
+            return
+        self._insert(
+            "plans",
+            {
+                "plan_sha256": plan.sha256,
+                "kind": plan.kind,
+                "rate_rps": plan.rate_rps,
+                "warmup_ns": plan.warmup_ns,
+                "horizon_ns": plan.horizon_ns,
+                "n": len(plan.requests),
+            },
+        )
+        columns = [
+            [request.seq for request in plan.requests],
+            [request.scheduled_ns for request in plan.requests],
+            [request.prompt_id for request in plan.requests],
+            [request.max_tokens for request in plan.requests],
+        ]
+        self._connection.execute(
+            "INSERT INTO plan_rows SELECT ?, unnest(?::INTEGER[]), unnest(?::BIGINT[]), unnest(?::VARCHAR[]), "
+            "unnest(?::INTEGER[])",
+            [plan.sha256, *columns],
+        )
+
+    def _mark_ingested(self, cell_id: str, header: SpoolHeader, footer: SpoolFooter) -> None:
+        """A cell that the audit has judged keeps that judgement."""
+        self._connection.execute(
+            "UPDATE cells SET ingested_utc = now()::TIMESTAMP, epoch_unix_ns = ?, gc_frozen = ?, timer = ?, "
+            "cpu_slice_ns = ?, "
+            "max_in_flight = ?, connections_opened = ?, cooldown_exhausted = ?, "
+            "reason = CASE WHEN status = 'planned' THEN ? ELSE reason END, "
+            "status = CASE WHEN status = 'planned' THEN ? ELSE status END WHERE cell_id = ?",
+            [
+                header.epoch_unix_ns,
+                header.gc_frozen,
+                header.timer,
+                header.cpu_slice_ns,
+                footer.max_in_flight,
+                footer.connections_opened,
+                footer.cooldown_exhausted,
+                footer.aborted,
+                "ok" if footer.aborted is None else "aborted",
+                cell_id,
+            ],
+        )
+
+    def _replace(self, table: str, key: str, row: Mapping[str, Any]) -> None:
+        self._connection.execute(f"DELETE FROM {table} WHERE {key} = ?", [row[key]])
+        self._insert(table, row)
+
+    def _insert(self, table: str, row: Mapping[str, Any]) -> None:
+        places = ", ".join("?" * len(row))
+        self._connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})", list(row.values()))
+
+
+def _checked(spool: Path) -> tuple[SpoolHeader, SpoolFooter]:
+    spools.verify(spool)
+    rows = spools.read_rows(spool)
+    header = next(rows, None)
+    footer: spools.SpoolRow | None = None
+    for footer in rows:  # noqa: B007  (the last row is what is wanted)
+        pass
+    if not isinstance(header, SpoolHeader) or not isinstance(footer, SpoolFooter):
+        raise SpoolError(f"{spool} has no header or no footer.")
+    return header, footer
+
+
+# The spool goes in as it is: DuckDB reads the JSON lines itself, and the columns are those of the row types.
+REQUEST_COLUMNS = {
+    "seq": "INTEGER", "measured": "BOOLEAN", "prompt_id": "VARCHAR", "max_tokens": "INTEGER", "scheduled_ns": "BIGINT",
+    "sent_ns": "BIGINT", "connected_ns": "BIGINT", "wrote_ns": "BIGINT", "first_byte_ns": "BIGINT", "role_ns": "BIGINT",
+    "first_reason_ns": "BIGINT", "first_text_ns": "BIGINT", "first_gen_ns": "BIGINT", "last_gen_ns": "BIGINT",
+    "usage_ns": "BIGINT", "done_ns": "BIGINT", "status": "VARCHAR", "http": "INTEGER", "err_class": "VARCHAR",
+    "err_message": "VARCHAR", "finish_reason": "VARCHAR", "in_tok_usage": "INTEGER", "out_tok_usage": "INTEGER",
+    "reason_tok_usage": "INTEGER", "cached_tok": "INTEGER", "out_tok_counted": "INTEGER", "tokens_known": "BOOLEAN",
+    "n_chunks": "INTEGER", "n_recvs": "INTEGER", "reused": "BOOLEAN",
+}  # fmt: skip
+_EVENT_COLUMNS = {"seq": "INTEGER", "token_ns": "BIGINT[]", "token_n": "INTEGER[]", "token_kind": "UTINYINT[]"}
+_HEALTH_COLUMNS = {
+    "t_ns": "BIGINT", "cpu": "DOUBLE", "loop_lag_ns": "BIGINT", "in_flight": "INTEGER", "sockets": "INTEGER",
+}  # fmt: skip
+
+
+def _load(table: str, kind: str, columns: Mapping[str, str], where: str = "true") -> str:
+    types = ", ".join(f"'{name}': '{type_}'" for name, type_ in {"row": "VARCHAR", **columns}.items())
+    return (
+        f"INSERT INTO {table} SELECT $cell_id, {', '.join(columns)} "
+        f"FROM read_json($spool, format = 'newline_delimited', columns = {{{types}}}) "
+        f"WHERE \"row\" = '{kind}' AND {where}"
+    )
+
+
+_LOAD = (
+    _load("requests", "request", REQUEST_COLUMNS),
+    _load("token_events", "request", _EVENT_COLUMNS, where="len(token_ns) > 0"),
+    _load("client_health", "health", _HEALTH_COLUMNS),
+)
+
+_MISSING = """
+SELECT count(*) AS n FROM cells JOIN plans AS p USING (plan_sha256) JOIN plan_rows AS r USING (plan_sha256)
+WHERE cell_id = ? AND r.scheduled_ns >= p.warmup_ns AND r.scheduled_ns < p.horizon_ns
+AND NOT EXISTS (SELECT 1 FROM requests AS q WHERE q.cell_id = cells.cell_id AND q.seq = r.seq)
+"""
+
+_SUMMARY = """
+SELECT c.engine_id, c.rate_rps, c.replicate, c.status, s.good, s.attainment, s.ttft_misses, s.tpot_misses,
+s.goodput_rps, v.* FROM slo_cells(?, ?) AS s JOIN v_cells AS v USING (cell_id) JOIN cells AS c USING (cell_id) WHERE
+cell_id = ?
+"""

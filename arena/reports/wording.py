@@ -1,0 +1,63 @@
+"""Figures in words, the same for the terminal and for the report. Pure."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+
+from arena.judging.results import EngineResult, RaceResult
+
+
+def headline(result: RaceResult) -> str:
+    """The race in one sentence, claiming no more than the rank sets do."""
+    ranked = [engine for engine in result.engines if engine.rank and engine.goodput]
+    if not ranked:
+        return "No engine could be ranked"
+    best = ranked[0]
+    assert best.goodput is not None
+    carries = f"{best.name} carries {rate_words(best.goodput.rate_rps)} requests/s"
+    if best.goodput.rate_rps == 0:
+        return f"No engine held the limits at any rate that was tried{'' if len(ranked) > 1 else f' ({best.name})'}"
+    if len(ranked) == 1:
+        return carries
+    tied = [engine for engine in ranked if engine.rank and engine.rank.lo == 1]
+    if len(tied) > 1:
+        rates = _and([rate_words(engine.goodput.rate_rps) for engine in tied if engine.goodput])
+        return f"{_and([engine.name for engine in tied])} cannot be told apart ({rates} requests/s)"
+    second = ranked[1]
+    assert second.goodput is not None
+    if second.goodput.rate_rps == 0:
+        return f"{carries}; {second.name} held the limits at no rate that was tried"
+    times = best.goodput.rate_rps / second.goodput.rate_rps
+    return f"{carries}, {times:.1f} times what {second.name} carries ({rate_words(second.goodput.rate_rps)})"
+
+
+def rate_words(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}" if rate else "0"
+
+
+def interval_words(engine: EngineResult) -> str:
+    goodput = engine.goodput
+    if goodput is None:
+        return "-"
+    if goodput.hi is None:
+        return f"above {rate_words(goodput.lo)}"
+    return f"{rate_words(goodput.lo)} \N{EN DASH} {rate_words(goodput.hi)}"
+
+
+def milliseconds(value: float | None) -> str:
+    """A latency for people: no false precision, and a failed percentile is infinite rather than missing."""
+    if value is None:
+        return "-"
+    if math.isinf(value):
+        return "\N{INFINITY}"
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
+
+
+def esc(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _and(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,170 @@
+"""A scenario says exactly what it means, or it is refused with a sentence that says what to change."""
+
+from pathlib import Path
+
+import pytest
+
+from arena.judging.search import SearchSettings
+from arena.race.config import load_scenario, scenario_names
+from arena.race.scenario import Fixed, Scenario, ScenarioError, SyntheticWorkload, Uniform, parse
+
+GOOD = """
+name: small
+model: m
+workload: {kind: synthetic, seed: 3, prompt: {kind: uniform, low: 10, high: 20}, output: {kind: fixed, tokens: 8}}
+slo: {ttft_ms: 500, tpot_ms: 50}
+search: {start_rps: 2, step: 1.5, min_rps: 0.5, max_rps: 40}
+quick: {cell: {duration_s: 2}, workload: {output: {kind: fixed, tokens: 4}}}
+"""
+
+
+def test_a_scenario_is_read_with_its_defaults() -> None:
+    scenario = parse(GOOD, source="small.yaml")
+    assert scenario.slo.percentile == 99
+    assert scenario.cell.duration_s == 30
+    assert isinstance(scenario.workload, SyntheticWorkload)
+    assert scenario.workload.prompt == Uniform(low=10, high=20)
+    assert scenario.longest_output == 8
+
+
+def test_quick_overrides_only_what_it_names() -> None:
+    quick = parse(GOOD, source="small.yaml", quick=True)
+    assert quick.cell.duration_s == 2
+    assert quick.cell.warmup_s == 4
+    assert isinstance(quick.workload, SyntheticWorkload)
+    assert quick.workload.output == Fixed(tokens=4)
+    assert quick.workload.prompt == Uniform(low=10, high=20)
+
+
+def test_another_kind_of_lengths_replaces_the_old_ones_whole() -> None:
+    text = GOOD.replace("quick: {", "quick: {slo: {ttft_ms: 9}, ").replace(
+        "output: {kind: fixed, tokens: 4}", "prompt: {kind: fixed, tokens: 5}"
+    )
+    quick = parse(text, source="x", quick=True)
+    assert isinstance(quick.workload, SyntheticWorkload)
+    assert quick.workload.prompt == Fixed(tokens=5)
+    assert (quick.slo.ttft_ms, quick.slo.tpot_ms) == (9, 50)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("ttft_ms: 500", "ttft: 500", "unknown key `slo.ttft`; did you mean `ttft_ms`?"),
+        ("model: m", "modle: m", "unknown key `modle`; did you mean `model`?"),
+        ("low: 10", "lowest: 10", "unknown key `workload.prompt.lowest`; did you mean `low`?"),
+        ("tokens: 8", "tokens: 8, zzz: 1", "unknown key `workload.output.zzz`; known here: tokens, kind."),
+        ("cell: {duration_s: 2}", "cell: {durations: 2}", "with `quick`: unknown key `cell.durations`"),
+        ("kind: synthetic", "kind: sintetic", "Invalid value 'sintetic' (in `workload.kind`)."),
+        ("ttft_ms: 500", "ttft_ms: -1", "Expected `float` > 0.0 (in `slo.ttft_ms`)."),
+        ("low: 10, high: 20", "low: 30, high: 20", "`workload.prompt.low` is above `high` (30 > 20)."),
+        ("min_rps: 0.5", "min_rps: 50", "`search.min_rps` is above `search.max_rps`."),
+        ("min_rps: 0.5, max_rps: 40", "min_rps: 2.1, max_rps: 2.9", "no rung of the ladder lies between"),
+        ("name: small", "name: [", "this is not valid YAML"),
+        ("quick: {", "quick: [{", "this is not valid YAML"),
+    ],
+)
+def test_a_corrupt_scenario_is_refused_with_the_place_and_what_to_do(old: str, new: str, told: str) -> None:
+    assert old in GOOD
+    with pytest.raises(ScenarioError) as caught:
+        parse(GOOD.replace(old, new, 1), source="small.yaml")
+    assert str(caught.value).startswith("small.yaml")
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b", "just words", "name: x\nquick: 3"])
+def test_what_is_no_mapping_is_no_scenario(text: str) -> None:
+    with pytest.raises(ScenarioError, match="mapping"):
+        parse(text, source="x.yaml")
+
+
+def test_a_missing_part_is_named() -> None:
+    with pytest.raises(ScenarioError, match="missing required field `slo`"):
+        parse(GOOD.replace("slo: {ttft_ms: 500, tpot_ms: 50}", ""), source="x.yaml")
+
+
+def test_the_ladder_stays_between_the_two_rates() -> None:
+    settings = parse(GOOD, source="x").settings
+    assert settings.rate(settings.min_rung) >= 0.5 > settings.rate(settings.min_rung - 1)
+    assert settings.rate(settings.max_rung) <= 40 < settings.rate(settings.max_rung + 1)
+    assert [settings.nearest_rung(settings.rate(rung)) for rung in range(-3, 8)] == list(range(-3, 8))
+
+
+def test_the_deadline_is_when_both_limits_are_used_up() -> None:
+    assert parse(GOOD, source="x").slo.deadline_s(8) == pytest.approx(0.5 + 7 * 0.05)
+
+
+def test_a_slow_cell_is_prolonged_until_it_may_hold_enough_requests() -> None:
+    cell = parse(GOOD, source="x").cell
+    assert cell.window_s(100) == 30
+    assert cell.window_s(0.1) == pytest.approx(cell.min_requests / 0.1)
+
+
+def test_a_scenario_survives_its_way_through_the_store() -> None:
+    scenario = parse(GOOD, source="x")
+    assert Scenario.from_json(scenario.to_json()) == scenario
+
+
+def test_every_shipped_scenario_is_valid_in_both_forms() -> None:
+    names = scenario_names()
+    assert "chat" in names
+    for name in names:
+        assert load_scenario(name, quick=False).scenario.name == name
+        assert load_scenario(name, quick=True).scenario.name == name
+
+
+def test_an_unknown_scenario_lists_the_known_ones() -> None:
+    with pytest.raises(ScenarioError, match=r"no scenario 'chta'.*chat"):
+        load_scenario("chta", quick=False)
+
+
+def test_a_prompts_file_is_found_beside_its_scenario_and_missed_by_name(tmp_path: Path) -> None:
+    text = GOOD.split("workload:")[0] + (
+        "workload: {kind: jsonl, path: p.jsonl, output: {kind: fixed, tokens: 8}}\nslo: {ttft_ms: 500, tpot_ms: 50}\n"
+    )
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(ScenarioError, match=r"p\.jsonl"):
+        load_scenario(str(tmp_path / "s.yaml"), quick=False)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "hello"}\n')
+    assert load_scenario(str(tmp_path / "s.yaml"), quick=False, model="other").scenario.model == "other"
+    assert load_scenario(str(tmp_path / "s.yaml"), quick=False).prompts_text == '{"prompt": "hello"}\n'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("ttft_ms: 500", "ttft_ms: .nan", "(in `slo.ttft_ms`)"),
+        ("ttft_ms: 500", "ttft_ms: .inf", "(in `slo.ttft_ms`)"),
+        ("max_rps: 40", "max_rps: .inf", "(in `search.max_rps`)"),
+        ("max_rps: 40", "max_rps: 1e300", "(in `search.max_rps`)"),
+        ("min_rps: 0.5", "min_rps: 1e-9", "(in `search.min_rps`)"),
+        ("min_rps: 0.5", "min_rps: 0.5, step: 1.0000001", "(in `search.step`)"),
+        ("duration_s: 2", "duration_s: .inf", "(in `cell.duration_s`)"),
+        ("name: small", "name: ../../outside", "(in `name`)"),
+        ("name: small", "name: ''", "(in `name`)"),
+        ("name: small", "name: 7", "(in `name`)"),
+    ],
+)
+def test_a_number_or_a_name_that_would_break_the_race_later_is_refused_now(old: str, new: str, told: str) -> None:
+    assert old in GOOD
+    with pytest.raises(ScenarioError) as caught:
+        parse(GOOD.replace(old, new, 1), source="small.yaml")
+    assert told in str(caught.value)
+
+
+def test_rungs_of_the_finest_ladder_have_rates_of_their_own_down_to_its_lowest_rate() -> None:
+    """Two rungs with one rate would share a cell's name, and the second cell would replace the first."""
+    settings = SearchSettings(start_rps=0.001, step=1.01)
+    rates = [settings.rate(rung) for rung in range(1900)]
+    assert len({f"{rate:g}" for rate in rates}) == len(rates)
+    assert [settings.nearest_rung(rate) for rate in rates] == list(range(1900))
+
+
+def test_a_broken_line_of_the_prompts_is_told_before_any_engine_starts(tmp_path: Path) -> None:
+    text = GOOD.split("workload:")[0] + (
+        "workload: {kind: jsonl, path: p.jsonl, output: {kind: fixed, tokens: 8}}\nslo: {ttft_ms: 500, tpot_ms: 50}\n"
+    )
+    (tmp_path / "s.yaml").write_text(text)
+    for content, told in (("", "holds no prompts"), ('{"prompt": "a"}\n{"x": 1}\n', r"p\.jsonl, line 2")):
+        (tmp_path / "p.jsonl").write_text(content)
+        with pytest.raises(ScenarioError, match=told):
+            load_scenario(str(tmp_path / "s.yaml"), quick=False)
