@@ -1,11 +1,13 @@
 """Which tests replay which faults: read from the marks on the tests, and told as a table of a page.
 
     @pytest.mark.replay("G06")                         # one number or several: W.. of tests/wire_faults.py,
-    async def test_what_one_sees(...) -> None: ...     # G.., A.. of tests/reported.py, F.., S.. of fault_matrix.py
+    async def test_what_one_sees(...) -> None: ...     # G.., A.. of tests/reported.py, F.., S.. of fault_matrix.py,
+                                                       # R.. of tests/arena/faults.py
 
 A new mark changes its page. Take the fault's `open` away, if this is its first test, and write the page again:
 
     python -m tests.wire_faults > docs/wire-faults.md
+    python -m tests.arena.faults > docs/arena-faults.md
     python -m tests.reliability > docs/reliability.md
 """
 

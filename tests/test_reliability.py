@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 
 from tests import wire_faults
+from tests.arena import faults as arena_faults
 from tests.fault_matrix import FAULT_MATRIX, SCENARIOS
 from tests.reliability import page
 from tests.replays import ROOT, replays
 from tests.reported import ATTACKS, FAULTS
 
 KNOWN = {**FAULTS, **ATTACKS, **FAULT_MATRIX, **SCENARIOS}
+OF_OTHER_PAGES = {**wire_faults.FAULTS, **arena_faults.FAULTS}
 
 
 def test_every_fault_is_replayed_or_open_for_a_reason() -> None:
     replayed = {replay.fault for replay in replays()}
-    assert replayed <= {*KNOWN, *wire_faults.FAULTS}, "a mark names a fault that is in no table"
-    assert {number for number, fault in KNOWN.items() if not fault.open} == replayed - set(wire_faults.FAULTS)
+    assert replayed <= {*KNOWN, *OF_OTHER_PAGES}, "a mark names a fault that is in no table"
+    assert {number for number, fault in KNOWN.items() if not fault.open} == replayed - set(OF_OTHER_PAGES)
 
 
 def test_a_test_that_is_named_after_a_fault_is_marked_with_it() -> None:
@@ -28,7 +30,7 @@ def test_a_test_that_is_named_after_a_fault_is_marked_with_it() -> None:
 
 def _named_in(source: str) -> list[tuple[str, str]]:
     names = re.findall(r"def (test_\w+)\(", source)
-    return [(name, fault.upper()) for name in names for fault in re.findall(r"(?<=_)([afgs]\d\d)(?=_)", name)]
+    return [(name, fault.upper()) for name in names for fault in re.findall(r"(?<=_)([afgrs]\d\d)(?=_)", name)]
 
 
 def test_the_page_lists_the_tests_that_are_marked() -> None:

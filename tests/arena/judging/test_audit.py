@@ -51,6 +51,7 @@ def test_a_healthy_cell_passes_every_check() -> None:
     assert set(findings) >= {"client_lag_p99_ms", "unserved_share", "arrival_gaps_p", "arrival_dispersion_p"}
 
 
+@pytest.mark.replay("R05", "R46")
 def test_a_client_that_sends_late_invalidates_the_cell() -> None:
     rows = poisson_rows(10, 20)
     late = [replace(r, sent_ns=r.scheduled_ns + 30 * MS) if r.seq % 20 == 0 else r for r in rows]
@@ -74,6 +75,7 @@ def test_a_request_that_never_left_invalidates_the_cell() -> None:
     assert verdict(list(audited(rows).values()))[0] == "invalid_client"
 
 
+@pytest.mark.replay("R12", "R13")
 def test_a_prompt_cache_that_serves_the_prompts_invalidates_the_cell_and_a_cached_template_does_not() -> None:
     template = [replace(r, cached_tokens=24) for r in poisson_rows(10, 20)]
     assert audited(template)["cached_prompt_share"].ok
@@ -117,6 +119,7 @@ def test_a_window_shorter_than_three_lives_says_nothing_of_the_backlog() -> None
     assert finding.effect == "note"
 
 
+@pytest.mark.replay("R37", "R38", "R39")
 def test_arrivals_that_are_no_poisson_process_are_found_out() -> None:
     even = [int(offset) for offset in constant(rate_rps=10, horizon_ns=60 * SECOND_NS)]  # equal gaps: far too smooth
     assert [finding.check for finding in audit.arrivals(even, 10) if not finding.ok] != []
@@ -134,6 +137,7 @@ def test_the_arrival_audit_lets_honest_schedules_pass() -> None:
     assert failed <= 3  # three checks at 0.05 % each
 
 
+@pytest.mark.replay("R15")
 def test_an_engine_that_answers_shorter_loses_its_rank() -> None:
     honest = [row(seq, seq / 10) for seq in range(50)]
     short = [replace(r, out_tokens=12, finish_reason="stop") for r in honest]
@@ -146,6 +150,7 @@ def test_an_engine_without_usage_loses_its_rank() -> None:
     assert [d.check for d in audit.disparities({"silent": silent})] == ["output_length"]
 
 
+@pytest.mark.replay("R36")
 def test_an_engine_that_counts_other_prompts_loses_its_rank_and_a_token_more_does_not() -> None:
     usual = [row(seq, seq / 10) for seq in range(50)]
     nearly = [replace(r, in_tokens=131) for r in usual]
@@ -161,6 +166,7 @@ def test_prompt_lengths_are_compared_only_over_prompts_that_all_have_met() -> No
     assert audit.disparities({"a": small, "b": large}) == []
 
 
+@pytest.mark.replay("R32")
 def test_an_answer_that_comes_in_one_piece_at_the_end_is_no_stream() -> None:
     real = [row(seq, seq / 10) for seq in range(50)]
     fake = [replace(r, first_gen_ns=r.last_gen_ns - MS) for r in real if r.last_gen_ns is not None]

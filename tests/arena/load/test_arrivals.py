@@ -26,6 +26,7 @@ def counts_per_second(offsets: Offsets) -> np.ndarray:
     return np.bincount(offsets // SECOND_NS, minlength=SECONDS)
 
 
+@pytest.mark.replay("R37", "R38", "R39")
 def test_counts_per_second_are_dispersed_as_a_poisson_process_in_49_of_50_seeds() -> None:
     """Shared seeds, rescaling and bucket-wise normalising all show here (dispersion 3.6 or 0.01 instead of 1)."""
     low, high = stats.chi2.ppf([0.005, 0.995], SECONDS - 1)
@@ -36,6 +37,7 @@ def test_counts_per_second_are_dispersed_as_a_poisson_process_in_49_of_50_seeds(
     assert inside >= 49
 
 
+@pytest.mark.replay("R37", "R38")
 def test_gaps_are_exponential_and_independent_of_each_other() -> None:
     gaps = [np.diff(offsets) / SECOND_NS for offsets in schedules()]
     assert stats.kstest(np.concatenate(gaps), "expon", args=(0, 1 / RATE)).pvalue > 0.001
@@ -44,6 +46,7 @@ def test_gaps_are_exponential_and_independent_of_each_other() -> None:
     assert abs(np.mean(lag_one)) < 3 / np.sqrt(SEEDS * num_gaps)
 
 
+@pytest.mark.replay("R04", "R37")
 def test_the_number_of_arrivals_is_random_and_right_on_average() -> None:
     """Rescaling to n / rate would make every count equal; adding up relative sleeps would make them too few."""
     counts = [len(offsets) for offsets in schedules()]
@@ -52,6 +55,7 @@ def test_the_number_of_arrivals_is_random_and_right_on_average() -> None:
     assert abs(np.mean(counts) - expected) < 4 * np.sqrt(expected / SEEDS)
 
 
+@pytest.mark.replay("R37", "R38")
 def test_several_schedules_merged_are_still_poisson() -> None:
     """Eight processes with one seed would arrive in lock-step: dispersion 8."""
     merged = np.zeros(SECONDS)
@@ -62,6 +66,7 @@ def test_several_schedules_merged_are_still_poisson() -> None:
     assert low <= (SECONDS - 1) * merged.var(ddof=1) / merged.mean() <= high
 
 
+@pytest.mark.replay("R39")
 def test_arrivals_show_no_preference_for_whole_seconds() -> None:
     fractions = np.concatenate(schedules()) % SECOND_NS / SECOND_NS
     assert stats.kstest(fractions, "uniform").pvalue > 0.001
@@ -81,6 +86,7 @@ def test_a_longer_horizon_only_appends(rate: float, short_ns: int, more_ns: int,
     assert np.all(np.diff(long) >= 0)
 
 
+@pytest.mark.replay("R39")
 def test_one_seed_gives_one_schedule_and_every_other_seed_another() -> None:
     def draw(run: int, cell: int, replicate: int) -> tuple[int, ...]:
         seed = seed_sequence(run=run, cell=cell, replicate=replicate)
@@ -91,6 +97,7 @@ def test_one_seed_gives_one_schedule_and_every_other_seed_another() -> None:
 
 
 @given(rate=st.floats(0.05, 2000), horizon_ns=st.integers(1, 100 * SECOND_NS))
+@pytest.mark.replay("R39")
 def test_constant_arrivals_never_drift(rate: float, horizon_ns: int) -> None:
     offsets = constant(rate_rps=rate, horizon_ns=horizon_ns)
     assert offsets[0] == 0

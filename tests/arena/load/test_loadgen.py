@@ -101,18 +101,21 @@ def after_send(row: spool.RequestRow, stamp: int | None) -> float:
     return (stamp - row.sent_ns) / MS
 
 
+@pytest.mark.replay("R01")
 def test_a_role_chunk_is_not_taken_for_the_first_token(corpus: dict[str, spool.RequestRow]) -> None:
     row = corpus["role_first"]
     assert after_send(row, row.first_gen_ns) == pytest.approx(200, abs=ABOUT_MS)
     assert after_send(row, row.role_ns) < 50
 
 
+@pytest.mark.replay("R02", "R03")
 def test_the_first_gap_is_not_stretched_by_an_early_role(corpus: dict[str, spool.RequestRow]) -> None:
     row = corpus["late_role"]
     assert after_send(row, row.first_gen_ns) == pytest.approx(400, abs=ABOUT_MS)
     assert gaps_ms(row) == pytest.approx([20, 20], abs=TOLERANCE_MS)
 
 
+@pytest.mark.replay("R25")
 def test_reasoning_ends_the_ttft_and_text_the_ttfo(corpus: dict[str, spool.RequestRow]) -> None:
     row = corpus["reasoning"]
     assert after_send(row, row.first_gen_ns) == pytest.approx(100, abs=ABOUT_MS)
@@ -120,12 +123,14 @@ def test_reasoning_ends_the_ttft_and_text_the_ttfo(corpus: dict[str, spool.Reque
     assert (row.out_tok_usage, row.out_tok_counted, row.reason_tok_usage) == (2, 2, 1)
 
 
+@pytest.mark.replay("R26", "R27")
 def test_a_late_usage_event_does_not_move_the_end(corpus: dict[str, spool.RequestRow]) -> None:
     row = corpus["late_usage"]
     assert after_send(row, row.last_gen_ns) == pytest.approx(40, abs=ABOUT_MS)
     assert after_send(row, row.usage_ns) == pytest.approx(340, abs=ABOUT_MS)
 
 
+@pytest.mark.replay("R30")
 def test_events_of_40_bytes_do_not_come_in_lumps_of_a_kilobyte(corpus: dict[str, spool.RequestRow]) -> None:
     row = corpus["small_events"]
     assert row.n_chunks == 15
@@ -133,12 +138,14 @@ def test_events_of_40_bytes_do_not_come_in_lumps_of_a_kilobyte(corpus: dict[str,
     assert max(gaps_ms(row)) < 20 + 4 * TOLERANCE_MS
 
 
+@pytest.mark.replay("R18")
 def test_four_tokens_a_chunk_are_four_tokens(corpus: dict[str, spool.RequestRow]) -> None:
     row = corpus["four_tokens_a_chunk"]
     assert (row.token_n, row.tokens_known) == ([4] * 5, True)
     assert gaps_ms(row) == pytest.approx([40] * 4, abs=TOLERANCE_MS)
 
 
+@pytest.mark.replay("R22", "R26")
 def test_every_kind_of_failure_is_a_failure(corpus: dict[str, spool.RequestRow]) -> None:
     """Other tools report up to 25 of 54 such answers as successes."""
     outcomes = {name: (row.status, row.err_class) for name, row in corpus.items() if row.status != "ok"}
@@ -154,6 +161,7 @@ def test_every_kind_of_failure_is_a_failure(corpus: dict[str, spool.RequestRow])
     }
 
 
+@pytest.mark.replay("R50")
 def test_a_request_that_never_ends_is_given_up_at_its_limit_and_keeps_what_it_got(
     corpus: dict[str, spool.RequestRow],
 ) -> None:
@@ -162,6 +170,7 @@ def test_a_request_that_never_ends_is_given_up_at_its_limit_and_keeps_what_it_go
     assert row.n_chunks == 1
 
 
+@pytest.mark.replay("R20")
 def test_missing_things_are_null_and_never_zero(corpus: dict[str, spool.RequestRow]) -> None:
     row = corpus["http_500"]
     missing = (row.role_ns, row.first_gen_ns, row.first_text_ns, row.last_gen_ns, row.usage_ns, row.out_tok_usage)
@@ -169,6 +178,7 @@ def test_missing_things_are_null_and_never_zero(corpus: dict[str, spool.RequestR
     assert corpus["role_first"].out_tok_usage is None
 
 
+@pytest.mark.replay("R09")
 def test_connections_are_reused_and_each_row_says_so(corpus: dict[str, spool.RequestRow]) -> None:
     assert {row.reused for row in corpus.values()} == {True}  # of the warm pool
     assert corpus["no_reuse"].status == corpus["with_length"].status == corpus["last"].status == "ok"
@@ -182,6 +192,7 @@ async def test_the_body_is_the_plan_and_the_targets_own_fields(engine: RunningEn
     }  # fmt: skip
 
 
+@pytest.mark.replay("R07", "R54")
 async def test_a_frozen_engine_makes_every_request_of_that_time_late_not_one(
     engine: RunningEngine, tmp_path: Path
 ) -> None:
@@ -197,6 +208,7 @@ async def test_a_frozen_engine_makes_every_request_of_that_time_late_not_one(
     assert max(ttft_ms) == pytest.approx(1020, rel=0.05)
 
 
+@pytest.mark.replay("R05", "R07")
 async def test_a_stalled_client_keeps_the_schedule_and_shows_its_lag(engine: RunningEngine, tmp_path: Path) -> None:
     """What a queue in the client hides: the clock must start when a request was due, not when it left."""
     stopped: list[int] = []
@@ -220,6 +232,7 @@ async def test_a_stalled_client_keeps_the_schedule_and_shows_its_lag(engine: Run
     assert max(row.loop_lag_ns for row in fired.everything if isinstance(row, HealthRow)) > 400 * MS
 
 
+@pytest.mark.replay("R06", "R51")
 async def test_an_engine_of_capacity_one_shows_a_growing_ttft_and_all_its_in_flight(
     engine: RunningEngine, tmp_path: Path
 ) -> None:
@@ -231,6 +244,7 @@ async def test_an_engine_of_capacity_one_shows_a_growing_ttft_and_all_its_in_fli
     assert fired.log.max_in_flight >= 11
 
 
+@pytest.mark.replay("R10", "R43")
 async def test_three_hundred_at_once_are_three_hundred_in_flight(engine: RunningEngine, tmp_path: Path) -> None:
     """Client libraries stop at 100 connections; here only the stated limit stops anything."""
     script = Script(steps=[Step(600, text_event("a") + ENDING)])
@@ -245,6 +259,7 @@ async def test_three_hundred_at_once_are_three_hundred_in_flight(engine: Running
     assert opened.sent_ns <= opened.connected_ns <= opened.wrote_ns
 
 
+@pytest.mark.replay("R06", "R43")
 async def test_beyond_the_limit_requests_are_unsent_misses_and_nothing_waits(
     engine: RunningEngine, tmp_path: Path
 ) -> None:
@@ -257,6 +272,7 @@ async def test_beyond_the_limit_requests_are_unsent_misses_and_nothing_waits(
     assert fired.rows[9].sent_ns is fired.rows[9].reused is None
 
 
+@pytest.mark.replay("R04")
 async def test_the_offered_rate_is_the_asked_one_and_lag_does_not_add_up(engine: RunningEngine, tmp_path: Path) -> None:
     """Relative sleeps lose a little each time: 183 instead of 200 requests per second."""
     script = msgspec.to_builtins(Script(steps=[Step(0, text_event("a") + ENDING)]))

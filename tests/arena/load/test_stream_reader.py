@@ -44,17 +44,20 @@ def stream(*events: tuple[float, str], end: bytes = LAST, closes: bool = False) 
     return read([(0, HEAD), *((at, chunk(event)) for at, event in events), (last_ms, end)], closes=closes)[1]
 
 
+@pytest.mark.replay("R01")
 def test_the_role_chunk_is_not_the_first_token() -> None:
     answer = stream((0, role_event()), (200, text_event("Hi")), (201, finish_event() + DONE))
     assert (answer.role_ns, answer.first_gen_ns) == (0, 200 * MS)
     assert answer.first_text_ns == 200 * MS
 
 
+@pytest.mark.replay("R02", "R03")
 def test_three_tokens_make_two_gaps_and_the_ttft_is_not_one_of_them() -> None:
     answer = stream((100, role_event()), *((1400 + 20 * i, text_event("a")) for i in range(3)), (1500, DONE))
     assert answer.token_ns == [1400 * MS, 1420 * MS, 1440 * MS]
 
 
+@pytest.mark.replay("R25", "R26")
 def test_reasoning_counts_for_ttft_and_once_for_tokens() -> None:
     """Some engines send it under both names; it is one token all the same."""
     thought = text_event("", reasoning="hm", reasoning_content="hm")
@@ -74,22 +77,26 @@ def test_tool_call_arguments_are_generated_text_and_their_name_alone_is_not() ->
     assert (answer.status, answer.finish_reason) == ("ok", "tool_calls")
 
 
+@pytest.mark.replay("R26", "R27")
 def test_a_late_usage_event_or_done_does_not_extend_the_answer() -> None:
     answer = stream((10, text_event("a")), (20, text_event("b") + finish_event()), (320, usage_event(2)), (620, DONE))
     assert (answer.last_gen_ns, answer.usage_ns) == (20 * MS, 320 * MS)
 
 
+@pytest.mark.replay("R18")
 def test_tokens_per_chunk_come_from_usage_per_chunk_where_offered() -> None:
     events = [(40 * i, text_event("a b c d", usage=4 * i)) for i in range(1, 4)]
     answer = stream(*events, (130, finish_event() + usage_event(12) + DONE))
     assert (answer.token_n, answer.tokens_known, answer.out_tok_counted) == ([4, 4, 4], True, 12)
 
 
+@pytest.mark.replay("R18")
 def test_usage_in_the_last_chunk_only_does_not_make_it_a_giant_chunk() -> None:
     answer = stream((10, text_event("a")), (20, text_event("b")), (30, text_event("c", usage=40)), (31, DONE))
     assert (answer.token_n, answer.tokens_known, answer.out_tok_usage) == ([1, 1, 1], False, 40)
 
 
+@pytest.mark.replay("R26")
 def test_an_answer_that_ends_in_an_error_event_is_a_failure() -> None:
     error = scripted.event({"error": {"message": "out of memory", "type": "server_error"}})
     answer = stream((10, text_event("a")), (20, error), (21, finish_event() + DONE))
@@ -191,6 +198,7 @@ LINE_ENDS = st.sampled_from(["\n", "\r\n", "\r"])
     line_end=LINE_ENDS,
     texts=st.lists(st.text("aé€😀 \\", min_size=1, max_size=5), min_size=1, max_size=6),
 )
+@pytest.mark.replay("R29")
 def test_a_stream_reads_the_same_wherever_it_is_cut(data: st.DataObject, line_end: str, texts: list[str]) -> None:
     """Cuts inside UTF-8, CRLF, chunk sizes and heads; comments and multi-line data between the events."""
     events = [": keep-alive\n\n", role_event(), *map(text_event, texts), "data: {\ndata: }\n\n"]

@@ -23,6 +23,7 @@ def best_of(tries: int) -> Truth:
 
 
 @pytest.mark.slow
+@pytest.mark.replay("R46")
 def test_ttft_and_gaps_are_within_two_milliseconds_of_the_truth_at_p99() -> None:
     truth = best_of(TRIES)
     assert truth.aborted is None

@@ -28,6 +28,7 @@ def test_two_engines_get_the_same_plan_at_the_same_rung_and_replicate() -> None:
     assert plans[0].requests == plans[1].requests
 
 
+@pytest.mark.replay("R12")
 def test_no_prompt_is_sent_twice_in_a_race_nor_in_the_next_one() -> None:
     keys = [
         CellKey(run_seed, rung, replicate)
@@ -37,12 +38,14 @@ def test_no_prompt_is_sent_twice_in_a_race_nor_in_the_next_one() -> None:
     assert len({prompt.prompt_id for prompt in prompts}) == len(prompts)
 
 
+@pytest.mark.replay("R12", "R13")
 def test_no_two_prompts_share_a_beginning_that_a_prefix_cache_could_hold() -> None:
     source = prompt_source(WORKLOAD, CellKey(1, 0, 0))
     beginnings = {" ".join(text(source(seq)).split()[:4]) for seq in range(500)}
     assert len(beginnings) == 500
 
 
+@pytest.mark.replay("R14")
 def test_warm_up_and_measured_prompts_are_disjoint_because_one_numbering_covers_both() -> None:
     key = CellKey(1, 3, 0)
     plan = build_plan(

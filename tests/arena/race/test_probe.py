@@ -65,6 +65,7 @@ async def test_an_obliging_engine_is_asked_once_and_found_exact() -> None:
     assert found.target("x").fields == {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
 
 
+@pytest.mark.replay("R15", "R17")
 async def test_what_an_engine_refuses_by_name_is_given_up_and_the_rest_is_kept() -> None:
     def strict(body: dict[str, Any]) -> str | None:
         return "unexpected field stream_options" if "stream_options" in body else None
@@ -77,6 +78,7 @@ async def test_what_an_engine_refuses_by_name_is_given_up_and_the_rest_is_kept()
     assert len(seen) == 2
 
 
+@pytest.mark.replay("R17")
 async def test_an_engine_that_refuses_without_saying_what_is_stripped_down_step_by_step() -> None:
     def terse(body: dict[str, Any]) -> str | None:
         return "no" if "ignore_eos" in body or "stream_options" in body else None

@@ -122,6 +122,7 @@ def only(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return rows[0]
 
 
+@pytest.mark.replay("R06", "R07")
 def test_the_clock_starts_when_a_request_was_due_not_when_it_left(store: Store, tmp_path: Path) -> None:
     load(store, tmp_path, [answer(0, ttft_ms=500, sent_ns=400 * MS)])
     row = only(store.query("SELECT * FROM v_requests"))
@@ -134,6 +135,7 @@ def test_tpot_leaves_the_ttft_and_the_first_chunk_out(store: Store, tmp_path: Pa
     assert summary(store).tpot_p50_ms == pytest.approx(20)
 
 
+@pytest.mark.replay("R18", "R45")
 def test_several_tokens_a_chunk_do_not_inflate_the_speed_of_one(store: Store, tmp_path: Path) -> None:
     """Four tokens each 40 ms: the stall is 40 ms, a token takes 10. Dividing by n - 1 would say 9."""
     counts = {"token_n": [4] * 5, "out_tok_usage": 20, "out_tok_counted": 20, "tokens_known": True}
@@ -144,6 +146,7 @@ def test_several_tokens_a_chunk_do_not_inflate_the_speed_of_one(store: Store, tm
     assert summary(store).tpot_p50_ms == pytest.approx(10)
 
 
+@pytest.mark.replay("R18")
 def test_per_token_gaps_are_not_invented_where_the_engine_hides_its_counts(store: Store, tmp_path: Path) -> None:
     load(store, tmp_path, [answer(0, gaps_ms=[40] * 4, out_tok_usage=20)])
     itl = only(store.query("SELECT * FROM v_cell_itl"))
@@ -157,11 +160,13 @@ def test_events_of_one_read_are_one_chunk(store: Store, tmp_path: Path) -> None:
     assert summary(store).tpot_p50_ms == pytest.approx(15)
 
 
+@pytest.mark.replay("R03")
 def test_the_ttft_is_no_gap(store: Store, tmp_path: Path) -> None:
     load(store, tmp_path, [answer(0, ttft_ms=900, gaps_ms=[20, 20])])
     assert [row["chunk_gap_ms"] for row in store.query("SELECT chunk_gap_ms FROM v_itl")] == [20, 20]
 
 
+@pytest.mark.replay("R21", "R45")
 def test_an_answer_of_one_token_has_a_ttft_and_no_tpot(store: Store, tmp_path: Path) -> None:
     """A TPOT of 0 would always be good. It is judged by its TTFT alone."""
     load(store, tmp_path, [answer(0, ttft_ms=100, gaps_ms=[]), answer(1, ttft_ms=300, gaps_ms=[])])
@@ -180,12 +185,14 @@ def test_an_answer_that_generated_nothing_misses_its_ttft(store: Store, tmp_path
     assert found.ttft_p99_inf_ms == math.inf
 
 
+@pytest.mark.replay("R20")
 def test_missing_values_are_left_out_of_percentiles_and_counted(store: Store, tmp_path: Path) -> None:
     load(store, tmp_path, [answer(0, ttft_ms=100), *(failure(seq) for seq in range(1, 10))])
     found = summary(store)
     assert (found.requests, found.ttft_n, found.ttft_p50_ms, found.tpot_n) == (10, 1, 100, 1)
 
 
+@pytest.mark.replay("R22")
 def test_failures_stay_in_the_denominator_and_are_infinitely_late(store: Store, tmp_path: Path) -> None:
     rows = [failure(seq) if seq % 5 == 0 else answer(seq) for seq in range(50)]
     load(store, tmp_path, rows)
@@ -194,11 +201,13 @@ def test_failures_stay_in_the_denominator_and_are_infinitely_late(store: Store, 
     assert (found.ttft_p99_ms, found.ttft_p99_inf_ms, found.tpot_p99_inf_ms) == (100, math.inf, math.inf)
 
 
+@pytest.mark.replay("R40")
 def test_half_the_answers_failing_is_an_error_rate_of_a_half(store: Store, tmp_path: Path) -> None:
     load(store, tmp_path, [failure(0), answer(1), failure(2), answer(3)])
     assert only(store.query("SELECT error_rate FROM v_cells"))["error_rate"] == 0.5
 
 
+@pytest.mark.replay("R23")
 def test_an_answer_that_failed_after_its_first_token_is_in_no_percentile(store: Store, tmp_path: Path) -> None:
     load(store, tmp_path, [answer(0, ttft_ms=5, status="error", err_class="error_event"), answer(1, ttft_ms=100)])
     found = summary(store)
@@ -206,6 +215,7 @@ def test_an_answer_that_failed_after_its_first_token_is_in_no_percentile(store: 
     assert only(store.query("SELECT * FROM v_cell_itl"))["chunk_gaps"] == 2
 
 
+@pytest.mark.replay("R22", "R50")
 def test_unsent_and_timed_out_requests_are_misses(store: Store, tmp_path: Path) -> None:
     unsent = failure(1, status="unsent", sent_ns=None, http=None, err_class="max_in_flight")
     load(store, tmp_path, [answer(0), unsent, answer(2, status="timeout")])
@@ -214,6 +224,7 @@ def test_unsent_and_timed_out_requests_are_misses(store: Store, tmp_path: Path) 
     assert found.reuse_ratio == 1
 
 
+@pytest.mark.replay("R27")
 def test_a_late_usage_event_does_not_lengthen_the_answer(store: Store, tmp_path: Path) -> None:
     load(store, tmp_path, [answer(0, ttft_ms=100, gaps_ms=[20], usage_ns=500 * MS, done_ns=900 * MS)])
     assert summary(store).e2e_p50_ms == 120
