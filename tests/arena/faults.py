@@ -68,8 +68,8 @@ FAULTS = {
     ),
     "R15": Fault(
         "An engine looks fast because its answers are short, or it refuses all requests",
-        "`ignore_eos` was not passed on, not supported, or answered with 400 (vllm PR9349, #18687, tenstorrent/vllm#344, "
-        "tgi#1944, dynamo PR11662).",
+        "`ignore_eos` was not passed on, not supported, or answered with 400 (vllm PR9349, #18687, "
+        "tenstorrent/vllm#344, tgi#1944, dynamo PR11662).",
     ),
     "R17": Fault(
         "An engine refuses every request, or its tokens cannot be counted",
@@ -83,7 +83,8 @@ FAULTS = {
     ),
     "R20": Fault(
         "Percentiles hold latencies of 0 ms",
-        "What was missing, or came in one piece, was written as 0.0 (sglang PR36047, #12389, #9585, inference-perf#150).",
+        "What was missing, or came in one piece, was written as 0.0 (sglang PR36047, #12389, #9585, "
+        "inference-perf#150).",
     ),
     "R21": Fault(
         "Answers of one token always meet their limit",
@@ -146,8 +147,8 @@ FAULTS = {
     ),
     "R38": Fault(
         "Load comes in bursts that no Poisson process has",
-        "Processes that were forked shared seed and offset: counts per second vary 3.6 (four of them) to 7.7 times (ten) "
-        "what they should (guidellm's strategies.py, measured).",
+        "Processes that were forked shared seed and offset: counts per second vary 3.6 (four of them) to 7.7 times "
+        "(ten) what they should (guidellm's strategies.py, measured).",
     ),
     "R39": Fault(
         "Equal gaps are not equal, and a request leaves on each full second",
