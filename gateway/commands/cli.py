@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -166,6 +167,7 @@ def prefixes(
 
 def serve_process(reading: Reading, source: ConfigSource, home: Path, share_port: bool) -> None:
     """One serving process, from its socket to the end of draining."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it has a handler, one would end us instead of a second reading
     config = reading.config
     import uvloop
 

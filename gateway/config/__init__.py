@@ -11,6 +11,7 @@ from gateway.config.environment import (
     adapter_options,
     cache_salt_secret,
     quotas_password,
+    read_secret_file,
     secret_files,
     tracing_headers,
 )
@@ -91,6 +92,7 @@ __all__ = [
     "parse_config",
     "quotas_password",
     "read_config_file",
+    "read_secret_file",
     "secret_files",
     "tracing_headers",
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,14 @@ def secret_files(config: Config) -> list[Path]:
     options = [replica.options for model in config.models for replica in model.replicas]
     names = [each[key] for each in options for key in each if key.endswith("_file") and SECRET.search(key[:-5])]
     return sorted({Path(str(name)).expanduser() for name in names})
+
+
+def read_secret_file(path: Path) -> bytes:
+    """The file's content. It is read again with each reload, so only what can be read again will do: a pipe, which
+    waits for a writer, would hold up the gateway."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return path.read_bytes()
 
 
 def tracing_headers(config: TracingConfig) -> dict[str, str]:
@@ -111,7 +121,7 @@ def _read_secret(source: str, name: str, key: str, where: str) -> str:
             raise ConfigError(f"The environment variable {name!r} named by `{key}` is not set ({where}).")
         return value
     try:
-        value = Path(name).expanduser().read_text().strip()
+        value = read_secret_file(Path(name).expanduser()).decode().strip()
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: it is in the home of nobody that is known here
         reason = error.strerror if isinstance(error, OSError) else "it is not text, or that is no path"
         raise ConfigError(f"Cannot read the file {name!r} named by `{key}`: {reason} ({where}).") from error

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from adapters import registry
-from gateway.config import Config, ConfigError, config_of, read_config_file, secret_files
+from gateway.config import Config, ConfigError, config_of, read_config_file, read_secret_file, secret_files
 from gateway.web import workers
 
 
@@ -83,7 +83,7 @@ def _digest(text: bytes, files: Sequence[Path]) -> str:
     total = hashlib.sha256(text)
     for file in files:
         try:
-            total.update(hashlib.sha256(file.read_bytes()).digest())
+            total.update(hashlib.sha256(read_secret_file(file)).digest())
         except OSError as error:  # what that means says who reads the configuration
             total.update(repr(error).encode())
     return total.hexdigest()

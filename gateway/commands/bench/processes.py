@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import random
 import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -232,7 +234,13 @@ def threads_cpu_ms(pid: int) -> float:
 
 
 def machine() -> str:
-    """The processor, its cores and the memory, for the head of a table."""
+    """The processor, its cores, the memory and our Python, for the head of a table. An interpreter that was built
+    without profile-guided optimisation takes about a fifth longer for the same requests."""
     cpu = Path("/proc/cpuinfo").read_text().partition("model name")[2].partition(":")[2].partition("\n")[0].strip()
     kib = int(Path("/proc/meminfo").read_text().partition("MemTotal:")[2].split()[0])
-    return f"{os.cpu_count()} cores of {cpu or 'an unnamed processor'}, {kib / (1 << 20):.0f} GiB"
+    return f"{os.cpu_count()} cores of {cpu or 'an unnamed processor'}, {kib / (1 << 20):.0f} GiB, {_python()}"
+
+
+def _python() -> str:
+    is_optimised = "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS"))
+    return f"CPython {platform.python_version()} built {'with' if is_optimised else 'without'} PGO"

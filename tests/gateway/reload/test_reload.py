@@ -241,6 +241,27 @@ async def test_a_rotated_key_is_read_again(start: Start, upstream_of: UpstreamOf
     assert keys == ["Bearer first-key", "Bearer second-key"]
 
 
+async def test_a_pipe_in_the_place_of_a_key_is_refused_and_holds_up_nothing(
+    start: Start, upstream_of: UpstreamOf, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "key"
+    os.mkfifo(pipe)
+    upstream = await upstream_of(answering("Hello"))
+    gateway = await start(model(upstream.replica("r")))
+    async with asyncio.timeout(5):
+        status, body = await gateway.reload(model(upstream.replica("r", api_key_file=str(pipe))))
+    assert (status, "it is not a regular file" in body["error"]["message"]) == (400, True)
+    assert (await gateway.chat())[0] == 200
+
+
+async def test_another_order_of_replicas_is_a_change(start: Start) -> None:
+    first, second = fake("a"), fake("b")
+    gateway = await start(model(first, second))
+    status, body = await gateway.reload(model(second, first))
+    assert (status, body["changed"]) == (200, ["models.m.replicas (order)"])
+    assert names(gateway) == ["b", "a"]
+
+
 async def test_a_request_that_waits_for_an_engine_to_load_gets_it_as_it_is_configured_by_then(start: Start) -> None:
     def on_demand(**dials: Any) -> dict[str, Any]:
         return model(

@@ -108,6 +108,33 @@ async def serving(
             await process.wait()
 
 
+async def test_a_hangup_while_it_starts_does_not_end_it(tmp_path: Path) -> None:
+    write(config := tmp_path / "goodgate.json", model(fake()))
+    code = (
+        "import os, signal, sys, gateway.commands.cli as cli, gateway.web.server as server\n"
+        "listen = server.listen\n"
+        "def hung_up(*words, **options):\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    return listen(*words, **options)\n"
+        "server.listen = hung_up\n"
+        f"sys.argv = ['goodgate', 'serve', '--config', {str(config)!r}, '--port', '0']\n"
+        "cli.app()"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code,
+        cwd=ROOT, env={**os.environ, "GOODGATE_HOME": str(tmp_path)}, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while b"listens on" not in (line := await process.stderr.readline()):
+                assert line, "it has ended"
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        assert await process.wait() == 0
+
+
 async def ready(serving: Serving) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while True:
