@@ -113,5 +113,5 @@ def _of_replicas(path: str, before: ModelConfig, after: ModelConfig) -> Iterator
             yield f"{path}.{replica.name}{' (added)' if former is None else ''}"
     yield from (f"{path}.{name} (removed)" for name in known)
     names = [[replica.name for replica in model.replicas] for model in (before, after)]
-    if names[0] != names[1] and sorted(names[0]) == sorted(names[1]):
+    if names[0] != names[1] and set(names[0]) == set(names[1]):
         yield f"{path} (order)"  # equals take turns in it

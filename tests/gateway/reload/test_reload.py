@@ -250,7 +250,7 @@ async def test_a_pipe_in_the_place_of_a_key_is_refused_and_holds_up_nothing(
     gateway = await start(model(upstream.replica("r")))
     async with asyncio.timeout(5):
         status, body = await gateway.reload(model(upstream.replica("r", api_key_file=str(pipe))))
-    assert (status, "it is not a regular file" in body["error"]["message"]) == (400, True)
+    assert (status, "it is not a regular file" in body["error"]["message"]) == (422, True)
     assert (await gateway.chat())[0] == 200
 
 
