@@ -25,10 +25,10 @@ from yarl import URL
 from adapters.wire.hop.alarm import patiently
 from adapters.wire.hop.connection import Connection
 from adapters.wire.hop.errors import ConnectTimeout, Dropped, NotAccepting, OutOfFiles, Unreachable
+from adapters.wire.hop.names import Addresses
 from adapters.wire.hop.response import Response
 
 READ_BYTES = 16 << 10  # at once, so that little is held for a client that does not take it
-NAMES_KEPT_S = 10.0  # what a name stood for is not asked again
 NEXT_ADDRESS_AFTER_S = 0.25  # where a name has several, and the first one is slow (RFC 8305)
 
 
@@ -58,8 +58,7 @@ class Pool:
         self._all: set[Connection] = set()
         self._idle: deque[Connection] = deque()  # longest idle first
         self._sweep: asyncio.TimerHandle | None = None
-        self._addresses: list[aiohappyeyeballs.AddrInfoType] = []
-        self._addresses_until = 0.0
+        self._addresses = Addresses(origin.host, origin.port)
 
     @property
     def num_open(self) -> int:
@@ -84,6 +83,7 @@ class Pool:
         """All of them, whatever they carry."""
         if self._sweep is not None:
             self._sweep.cancel()
+        self._addresses.close()
         self._keepalive_s = 0
         for connection in [*self._all]:
             connection.close()
@@ -135,12 +135,12 @@ class Pool:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise OutOfFiles("no file descriptor is left") from error
-            self._addresses_until = 0.0  # perhaps it has moved
+            self._addresses.doubt()
             raise NotAccepting("the connection is refused") from error
 
     async def _opened(self) -> Connection:
         sock = await aiohappyeyeballs.start_connection(
-            await self._resolved(), happy_eyeballs_delay=NEXT_ADDRESS_AFTER_S, loop=self._loop
+            await self._addresses.known(), happy_eyeballs_delay=NEXT_ADDRESS_AFTER_S, loop=self._loop
         )
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tls = _trusted_tls() if self._origin.is_tls else None
@@ -156,22 +156,6 @@ class Pool:
             raise Dropped(is_unanswered=True)
         self._all.add(connection)
         return connection
-
-    async def _resolved(self) -> list[aiohappyeyeballs.AddrInfoType]:
-        """The addresses behind the name. When nobody knows it any more, the last ones: an outage of names is not one of
-        engines."""
-        if self._loop.time() < self._addresses_until:
-            return self._addresses
-        host, port = self._origin.host, self._origin.port
-        try:
-            found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (socket.gaierror, UnicodeError) as error:
-            if not self._addresses:
-                raise Unreachable(f"there is no host {host!r}") from error
-            return self._addresses
-        self._addresses = list(found)
-        self._addresses_until = self._loop.time() + NAMES_KEPT_S
-        return self._addresses
 
 
 async def _answer(connection: Connection, head: bytes, body: bytes, deadline: float) -> Response:

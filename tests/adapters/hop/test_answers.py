@@ -110,7 +110,9 @@ async def test_nonsense_is_one_error_and_ends_the_connection(name: str) -> None:
 async def test_what_came_before_the_end_is_not_lost() -> None:
     async with Engine([CHUNKED + chunked(b"abc"), 0.01, chunked(b"def"), CLOSE]) as engine:
         response = await engine.pool().send(*request_to(engine), soon())
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(5):
+            while response._error is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         assert await response.read(soon()) == b"abcdef"
         with pytest.raises(CutOff):
             await response.read(soon())

@@ -207,7 +207,7 @@ async def test_an_outage_of_names_is_not_one_of_engines(monkeypatch: pytest.Monk
     async with Engine(OK, OK) as engine:
         pool = _pool(f"http://localhost:{engine.port}", keepalive_s=0)
         assert await whole(await pool.send(*request(engine.url), soon())) == b"ok"
-        pool._addresses_until = 0.0
+        pool._addresses.doubt()
 
         async def nobody_knows(*_: Any, **__: Any) -> None:
             raise socket.gaierror(socket.EAI_AGAIN, "try again")
@@ -217,12 +217,40 @@ async def test_an_outage_of_names_is_not_one_of_engines(monkeypatch: pytest.Monk
         pool.close()
 
 
+async def test_a_name_server_that_says_nothing_is_asked_once_and_holds_up_no_old_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    asked: list[str] = []
+
+    async def says_nothing(host: str, *_: Any, **__: Any) -> None:
+        asked.append(host)
+        await asyncio.Event().wait()
+
+    async with Engine(OK, OK) as engine:
+        known = _pool(f"http://localhost:{engine.port}", keepalive_s=0)
+        assert await whole(await known.send(*request(engine.url), soon())) == b"ok"
+        monkeypatch.setattr(loop, "getaddrinfo", says_nothing)
+        known._addresses.doubt()
+        assert await whole(await known.send(*request(engine.url), soon())) == b"ok"
+        lost = _pool("http://engine.invalid", connect_timeout_s=0.2)
+        sent = (lost.send(*request("http://engine.invalid"), soon()) for _ in range(20))
+        told = await asyncio.gather(*sent, return_exceptions=True)
+        assert {type(each) for each in told} == {ConnectTimeout}
+        assert asked == ["localhost", "engine.invalid"]
+        for pool in (known, lost):
+            pool.close()
+        async with asyncio.timeout(5):
+            while any("_look_up" in repr(task) for task in asyncio.all_tasks()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
 async def test_of_several_addresses_one_that_answers_is_enough() -> None:
     async with Engine(OK) as engine:
         pool = _pool(f"http://localhost:{engine.port}")
         deaf = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", engine.port, 0, 0))
         ours = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", engine.port))
-        pool._addresses, pool._addresses_until = [deaf, ours], soon(60)
+        pool._addresses._found, pool._addresses._until = [deaf, ours], soon(60)
         assert await whole(await pool.send(*request(engine.url), soon())) == b"ok"
         pool.close()
 
