@@ -4,7 +4,7 @@ R1 native_engine imports nothing of ours and no web library; its deciding half i
 R2 only adapters/native.py and adapters/models/model_files.py import native_engine, and only inside a function.
 R3 engine modules in adapters/ never import each other.
 R4 gateway imports no concrete engine, no torch, no litellm.
-R5 arena reaches engines over HTTP; only its load-generator process imports locust or gevent.
+R5 arena reaches engines over HTTP; only its load-generator processes import locust or gevent.
 R7 the environment is read in cli, config, environment and __main__ modules only.
 """
 
@@ -30,6 +30,12 @@ TORCH_FREE = {"config", "sampling_params", "sequence", "step", "blocks", "schedu
 # Programs of their own, run by path: supervise.py hands its environment on to the engine that it starts, and
 # litellm_worker.py writes the switches there that litellm reads.
 READS_ENVIRONMENT = {"cli", "config", "environment", "__main__", "supervise", "litellm_worker"}
+LOAD_PROCESSES = {
+    f"arena/load/{module}.py"
+    for module in (
+        "loadgen_process", "load_master", "load_worker", "locust_shell", "paced_cell", "pacers", "sleeper",
+    )
+}  # fmt: skip
 MEETS_NATIVE_ENGINE = ("adapters/native.py", "adapters/models/model_files.py")
 ARENA_MAY = {
     "launching.launch", "wire.sse", "wire.unreachable", "models.model_store", "registry", "config", "errors", "base",
@@ -116,8 +122,8 @@ def faults_of(each: Import) -> Iterator[str]:
             yield "R5: arena meets every engine over HTTP"
         if top == "gateway":
             yield "R5: arena meets the gateway over HTTP"
-    if top in {"locust", "gevent", "geventhttpclient"} and each.file != "arena/load/loadgen_process.py":
-        yield "R5: only the load-generator process imports locust or gevent"
+    if top in {"locust", "gevent", "geventhttpclient"} and each.file not in LOAD_PROCESSES:
+        yield "R5: only load-generator processes import locust or gevent"
     if top == "litellm" and (each.file != "adapters/servers/litellm_worker.py" or not each.inside_function):
         yield "only adapters/servers/litellm_worker.py, a process of its own, imports litellm, inside a function"
     if top == "adapters" and each.package not in {"adapters", "gateway", "arena"}:

@@ -1,6 +1,7 @@
-"""Run one cell: a plan against a target, open loop, in a process of its own.
+"""Run one cell: a plan against a target, in a load process of its own, or in several that share it.
 
     run_cell(plan, target, spool) -> the plan, written -> `python -m arena.load.loadgen_process` -> spool + CellRun
+    run_cell(..., crew=Crew(workers=4)) -> `python -m arena.load.load_master` -> four workers' spools -> one spool
 
 This is the driver's side and imports neither locust nor gevent. A load process that crashes or overstays is an aborted
 cell, not an exception: its spool is closed with a row for every measured request, `unsent` where none was written, so
@@ -28,6 +29,8 @@ from pathlib import Path
 import msgspec
 
 from arena.load import spool as spools
+from arena.load.cpu_audit import CpuAudit
+from arena.load.distributed import merge
 from arena.load.plan import CellPlan, Target
 from arena.load.spool import RequestRow, SpoolFooter, SpoolHeader
 
@@ -37,7 +40,7 @@ TIME_LIMIT_MARGIN_S = 15.0  # for importing locust, parsing the last answers and
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the client itself allows. Every limit that is reached shows in the rows."""
+    """What the client itself allows, all its processes together. Every limit that is reached shows in the rows."""
 
     request_timeout_s: float = 120.0  # from the send to the last byte; then the row is `timeout`, with what it had got
     connect_timeout_s: float = 5.0
@@ -47,15 +50,39 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """Several load processes that share a cell, as locust's workers, with a master between them and the driver.
+
+    By default the workers are started here. With `starts_workers=False` they come from other hosts, where
+    `goodgate arena worker --master HOST:PORT` runs; whoever reaches that port is trusted with plans and targets.
+    """
+
+    workers: int
+    host: str = "127.0.0.1"  # where the master listens
+    port: int = 0  # 0: any free one
+    starts_workers: bool = True
+    joining_s: float = 60.0  # how long the master waits for all of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedLoop:
+    """`concurrency` requests in flight, each followed `think_s` after its answer by the next."""
+
+    concurrency: int
+    think_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """Told about twice a second while a cell runs."""
 
-    pid: int  # of the load process
+    pid: int  # of the load process, or of the master
     elapsed_s: float
     sent: int
     done: int
     failed: int
     in_flight: int
+    workers: tuple[int, ...] = ()  # pids of the workers that were started here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +99,7 @@ class CellRun:
     lag_p99_ms: float | None  # send behind schedule, measured requests; None when none was sent
     max_in_flight: int
     wall_s: float
+    foreign_cpu: float | None = None  # share of all cores that others took
 
 
 def lag_budget_ms(slo_ttft_ms: float) -> float:
@@ -85,14 +113,29 @@ async def run_cell(
     spool: Path,
     *,
     limits: Limits = Limits(),
+    crew: Crew | None = None,
+    closed: ClosedLoop | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> CellRun:
-    """Fire the plan at the target and leave a complete spool. An older spool of that name is replaced."""
+    """Fire the plan at the target and leave a complete spool. An older spool of that name is replaced.
+
+    `closed` makes it a closed loop: the plan's prompts in their order, but each when the loop allows; its schedule is
+    not looked at. A closed loop runs in one process.
+    """
+    if crew and closed:
+        raise ValueError("A closed loop runs in one load process; take its workers away.")
     started = time.monotonic()
     spool.parent.mkdir(parents=True, exist_ok=True)
     spools.remove(spool)
     await asyncio.to_thread(plan.write, spools.plan_file(spool))
-    aborted = await _run_process(Job(target, limits, str(spool)), _time_limit_s(plan, limits), on_progress)
+    audit = CpuAudit(os.getpid())
+    aborted = await _run_process(
+        Job(target, limits, str(spool), crew, closed), _time_limit_s(plan, limits, crew), on_progress
+    )
+    if crew:
+        await asyncio.to_thread(
+            merge, spool, crew.workers, spool_header(target, plan), foreign_cpu=audit.foreign_share(), aborted=aborted
+        )
     if not spools.is_complete(spool):
         reason = aborted or "The load process ended without closing its spool."
         await asyncio.to_thread(spools.account_for_missing, spool, plan, spool_header(target, plan), reason)
@@ -105,6 +148,8 @@ class Job(msgspec.Struct):
     target: Target
     limits: Limits
     spool: str
+    crew: Crew | None = None
+    closed: ClosedLoop | None = None
 
 
 def spool_header(target: Target, plan: CellPlan) -> SpoolHeader:
@@ -118,10 +163,12 @@ def spool_header(target: Target, plan: CellPlan) -> SpoolHeader:
     )
 
 
-def _time_limit_s(plan: CellPlan, limits: Limits) -> float:
+def _time_limit_s(plan: CellPlan, limits: Limits, crew: Crew | None) -> float:
     if limits.time_limit_s is not None:
         return limits.time_limit_s
-    return plan.horizon_ns / 1e9 + limits.request_timeout_s + limits.connect_timeout_s + TIME_LIMIT_MARGIN_S
+    gathering_s = crew.joining_s + TIME_LIMIT_MARGIN_S if crew else 0.0
+    own_s = limits.request_timeout_s + limits.connect_timeout_s + TIME_LIMIT_MARGIN_S
+    return plan.horizon_ns / 1e9 + own_s + gathering_s
 
 
 async def _run_process(job: Job, time_limit_s: float, on_progress: Callable[[Progress], None] | None) -> str | None:
@@ -129,7 +176,7 @@ async def _run_process(job: Job, time_limit_s: float, on_progress: Callable[[Pro
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "arena.load.loadgen_process",
+        "arena.load.load_master" if job.crew else "arena.load.loadgen_process",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -187,6 +234,7 @@ def _summary(plan: CellPlan, spool: Path, wall_s: float) -> CellRun:
         lag_p99_ms=_p99([(row.sent_ns - row.scheduled_ns) / 1e6 for row in measured if row.sent_ns is not None]),
         max_in_flight=footer.max_in_flight,
         wall_s=wall_s,
+        foreign_cpu=footer.foreign_cpu,
     )
 
 

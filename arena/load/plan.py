@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -75,7 +75,7 @@ class Target:
 @dataclass(frozen=True)
 class CellPlan:
     cell_id: str
-    kind: ArrivalKind
+    kind: ArrivalKind | Literal["closed"]  # closed: the requests have no times of their own
     rate_rps: float
     warmup_ns: int
     horizon_ns: int

@@ -1,15 +1,19 @@
 """The spool: one JSONL file per cell, written while it runs, and the truth until the store has ingested it.
 
 A file is a `SpoolHeader`, then `RequestRow`s in the order they ended and `HealthRow`s between them, then a
-`SpoolFooter`. It is complete when `<name>.done` stands beside it: that marker is renamed into place after the file was
-synced to disk, and holds its digest. A spool without marker belongs to a load process that died; `account_for_missing`
-closes it, so that no planned request ever vanishes.
+`SpoolFooter`. Where several load processes share a cell, each writes a spool of its own, and `arena.load.distributed`
+merges them into the cell's.
+
+A spool is complete when `<name>.done` stands beside it: that marker is renamed into place after the file was synced to
+disk, and holds its digest. A spool without marker belongs to a load process that died; `account_for_missing` closes it,
+so that no planned request ever vanishes.
 
 All times are nanoseconds from the cell's start (`SpoolHeader.epoch_monotonic_ns`), NULL where the thing never happened.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 from collections.abc import Iterator
@@ -40,12 +44,15 @@ class SpoolHeader(msgspec.Struct, tag_field="row", tag="header", kw_only=True):
     gc_frozen: bool | None = None
     timer: str | None = None  # what paced the sends: "timerfd" or "poll"
     cpu_slice_ns: int | None = None  # the turns the kernel granted this process; NULL also where it cannot say
+    workers: int = 1  # load processes that shared the cell
+    clock: Literal["monotonic", "wall"] = "monotonic"  # how the start was agreed on: one host's clock, or wall time
     locust_version: str | None = None
 
 
 class RequestRow(msgspec.Struct, tag_field="row", tag="request", kw_only=True):
     seq: int
     measured: bool
+    worker: int = 0  # which load process sent it
     prompt_id: str
     max_tokens: int
     scheduled_ns: int
@@ -74,6 +81,7 @@ class RequestRow(msgspec.Struct, tag_field="row", tag="request", kw_only=True):
     n_chunks: int = 0
     n_recvs: int = 0
     reused: bool | None = None  # NULL when nothing was sent
+    text: str | None = None  # what was generated, of some answers of each cell: for a tokenizer to count
     token_ns: list[int] = []
     token_n: list[int] = []
     token_kind: list[int] = []
@@ -83,7 +91,9 @@ class HealthRow(msgspec.Struct, tag_field="row", tag="health", kw_only=True):
     """The load process watching itself, several times a second."""
 
     t_ns: int
+    worker: int = 0
     cpu: float  # share of one core since the last sample
+    machine_cpu: float | None = None  # busy share of all cores since the last sample, whoever kept them busy
     loop_lag_ns: int  # worst delay of a timer in the event loop since the last sample
     in_flight: int
     sockets: int
@@ -97,6 +107,7 @@ class SpoolFooter(msgspec.Struct, tag_field="row", tag="footer", kw_only=True):
     max_in_flight: int
     connections_opened: int
     cooldown_exhausted: bool
+    foreign_cpu: float | None = None  # share of all cores that processes took which are none of the race's
     aborted: str | None = None  # why the cell is incomplete, or NULL
 
 
@@ -127,7 +138,7 @@ class SpoolWriter:
         self.write(footer)
         os.fsync(self._file.fileno())
         self.close()
-        _mark_done(self._path)
+        mark_done(self._path)
 
     def close(self) -> None:
         """Stop writing. Without `finish`, the spool stays incomplete."""
@@ -143,13 +154,23 @@ def plan_file(path: Path) -> Path:
     return path.with_name(path.name + ".plan")
 
 
+def worker_file(path: Path, worker: int) -> Path:
+    """The spool of one of several load processes, until it is merged into the cell's."""
+    return path.with_name(f"{path.name}.w{worker}")
+
+
+def worker_files(path: Path) -> list[Path]:
+    """All that belongs to workers' spools of a cell."""
+    return sorted(each for each in path.parent.glob(f"{glob.escape(path.name)}.w[0-9]*"))
+
+
 def is_complete(path: Path) -> bool:
     return done_marker(path).exists()
 
 
 def remove(path: Path) -> None:
     """Take an older spool of this name away, its marker first."""
-    for part in (done_marker(path), path, plan_file(path)):
+    for part in (done_marker(path), path, plan_file(path), *worker_files(path)):
         part.unlink(missing_ok=True)
 
 
@@ -217,7 +238,8 @@ def _cut_torn_line(path: Path) -> None:
         os.truncate(path, whole)
 
 
-def _mark_done(path: Path) -> None:
+def mark_done(path: Path) -> None:
+    """Vouch for the bytes of a whole spool that lies on disk."""
     marker = done_marker(path)
     draft = marker.with_name(marker.name + ".tmp")
     with draft.open("w") as file:

@@ -220,6 +220,14 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
+def _text_of(choice: _Choice) -> str:
+    delta = choice.delta
+    if delta is None:
+        return choice.text or ""
+    calls = "".join((call.function.arguments or "") for call in delta.tool_calls or () if call.function)
+    return (delta.reasoning_content or delta.reasoning or "") + (choice.text or delta.content or "") + calls
+
+
 class _PromptDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
@@ -269,16 +277,18 @@ class Answer:
     tokens_known: bool = False
     n_chunks: int = 0
     n_recvs: int = 0
+    text: str | None = None
     token_ns: list[int] = field(default_factory=list)
     token_n: list[int] = field(default_factory=list)
     token_kind: list[int] = field(default_factory=list)
 
 
 class AnswerReader:
-    """Body pieces of one response in, an `Answer` out."""
+    """Body pieces of one response in, an `Answer` out. `keeps_text` has it hold what was generated, of every kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_text: bool = False) -> None:
         self._answer = Answer()
+        self._texts: list[str] | None = [] if keeps_text else None
         self._events = EventSplitter()
         self._num_events = 0
         self._is_done = False
@@ -305,6 +315,7 @@ class AnswerReader:
         answer = self._answer
         answer.http = response.http
         answer.first_byte_ns = response.first_byte_ns
+        answer.text = "".join(self._texts) if self._texts else None
         status, err_class = self._verdict(response)
         if status == answer.status and err_class == answer.err_class:
             return answer
@@ -374,6 +385,8 @@ class AnswerReader:
             kind = TOOL_CALL
         else:
             return None
+        if self._texts is not None:
+            self._texts.append(_text_of(choice))
         if kind == TEXT and answer.first_text_ns is None:
             answer.first_text_ns = t_ns
         if delta is not None and (delta.reasoning_content or delta.reasoning) and answer.first_reason_ns is None:
