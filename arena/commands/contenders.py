@@ -9,8 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 import yaml
+from msgspec import Meta
 
 from adapters.config import goodgate_home
 from adapters.registry import adapter_class
@@ -99,6 +101,26 @@ def merged(
 ) -> dict[str, Mapping[str, Any]]:
     """Option by option: one from the command line leaves the scenario's others of that engine as they are."""
     return {engine: {**base.get(engine, {}), **over.get(engine, {})} for engine in [*base, *over]}
+
+
+def priced(scenario: Scenario, prices: list[str], contenders: list[str]) -> Scenario:
+    """The scenario with the prices of the command line over its own: `["vllm=2.5"]`, in its currency, by the hour."""
+    from arena.race.scenario import Cost
+
+    if not prices:
+        return scenario
+    own = scenario.cost.per_hour if scenario.cost else {}
+    by_engine = dict(own) if isinstance(own, dict) else dict.fromkeys(contenders, own)
+    for value in prices:
+        engine, _, price = value.partition("=")
+        if engine not in contenders:
+            raise Misuse(f"--price {value!r}: {engine!r} does not take part; {', '.join(contenders)} do.")
+        try:
+            by_engine[engine] = msgspec.convert(price, Annotated[float, Meta(ge=0, le=1_000_000)], strict=False)
+        except msgspec.ValidationError as error:
+            raise Misuse(f"--price {value!r} is not of the form engine=2.5.") from error
+    cost = msgspec.structs.replace(scenario.cost or Cost(per_hour={}), per_hour=by_engine)
+    return msgspec.structs.replace(scenario, cost=cost)
 
 
 def refuse_idle_options(options: Mapping[str, Mapping[str, Any]], contenders: list[Contender]) -> None:

@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Coroutine
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,7 @@ from rich.markup import escape
 
 from adapters.config import goodgate_home
 from arena.commands.common import Failure, Misuse, errors, new_folder
-from arena.commands.contenders import EngineOption, api_key, contenders_of
+from arena.commands.contenders import EngineOption, api_key, contenders_of, priced
 
 if TYPE_CHECKING:
     from arena.judging.results import RaceResult
@@ -56,6 +57,12 @@ def run(
     model: Annotated[str | None, typer.Option(help="Race with this model instead of the scenario's.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Repeat the plans of an earlier race.")] = None,
     option: EngineOption = None,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What an hour of an engine's machine costs, as engine=2.5; can be repeated.", metavar="PRICE"
+        ),
+    ] = None,
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the key of the --targets.")
     ] = None,
@@ -70,6 +77,8 @@ def run(
         key = api_key(api_key_env) if api_key_env else None
         loaded = _loaded(scenario, quick=quick, model=model)
         contenders = contenders_of(loaded.scenario, engines, targets or [], option or [], key)
+        names = [contender.name for contender in contenders]
+        loaded = replace(loaded, scenario=priced(loaded.scenario, price or [], names))
         _race(_card(loaded, contenders, out, quick=quick, seed=seed), as_json=as_json)
 
 

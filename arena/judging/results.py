@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from arena.judging import audit, stats
+from arena.judging.economy import Economy, economy_of, price_of
 from arena.judging.ranking import RankSet, compare_all, rank_sets
 from arena.judging.search import Goodput, Knee, Outcome, estimate
+from arena.judging.shape import UNTOLD, Shape, measured_shape
 from arena.judging.stats import Verdict
 from arena.load.loadgen import lag_budget_ms
 from arena.race.scenario import SLO, Scenario
@@ -35,6 +37,7 @@ class RunNotes(Struct, frozen=True, kw_only=True):
     residency: str = "one"
     interrupted: bool = False
     command: str = ""
+    energy_missing: tuple[str, ...] = ()  # of each kind of counter that could not be read, why
 
 
 class EngineNotes(Struct, frozen=True, kw_only=True):
@@ -123,6 +126,8 @@ class EngineResult:
     headline_rps: float | None
     rank: RankSet | None
     unranked: tuple[str, ...]  # why there is no rank
+    settings: Mapping[str, Any] = field(default_factory=dict)  # launch options: part of what was raced
+    economy: Economy | None = None  # at the headline rate; None: nothing was delivered there
 
     def headline_quantile(self, metric: str, percentile: float) -> float | None:
         values = [sample.ttft_ms for sample in self.headline] if metric == "ttft" else tpots(self.headline)
@@ -142,6 +147,7 @@ class RaceResult:
     invalid_reasons: tuple[str, ...]
     prompt_tokens: float | None  # medians over all answers, by the engines' own count
     answer_tokens: float | None
+    shape: Shape = UNTOLD
 
     @property
     def scenario(self) -> Scenario:
@@ -179,7 +185,9 @@ def judge_race(store: Store) -> RaceResult:
     }
     better = compare_all(knees)
     ranks = rank_sets(list(knees), better)
-    judged = [_engine(row, mine[row["engine_id"]], scenario, ranks, reasons[row["engine_id"]]) for row in engines]
+    judged = [
+        _engine(store, row, mine[row["engine_id"]], scenario, ranks, reasons[row["engine_id"]]) for row in engines
+    ]
     judged.sort(key=_standing)
     return RaceResult(
         run_id=run["run_id"],
@@ -193,6 +201,7 @@ def judge_race(store: Store) -> RaceResult:
         invalid_reasons=tuple(_invalid_reasons(notes, judged)),
         prompt_tokens=_median_of(store, "in_tok_usage"),
         answer_tokens=_median_of(store, "out_tok_usage"),
+        shape=measured_shape(store),
     )
 
 
@@ -298,6 +307,7 @@ def _unranked(
 
 
 def _engine(
+    store: Store,
     row: Mapping[str, Any],
     cells: Sequence[CellResult],
     scenario: Scenario,
@@ -309,6 +319,7 @@ def _engine(
     rate = None
     if goodput is not None:
         rate = goodput.rate_rps or min(cell.rate_rps for cell in valid)
+    at_rate = [cell for cell in valid if cell.rate_rps == rate]
     return EngineResult(
         engine_id=row["engine_id"],
         name=row["name"],
@@ -318,10 +329,12 @@ def _engine(
         notes=msgspec.json.decode(row["capability_json"], type=EngineNotes),
         goodput=goodput,
         cells=tuple(cells),
-        headline=tuple(sample for cell in valid if cell.rate_rps == rate for sample in cell.samples),
+        headline=tuple(sample for cell in at_rate for sample in cell.samples),
         headline_rps=rate,
         rank=ranks.get(row["engine_id"]),
         unranked=tuple(reasons),
+        settings=_json(row["flags_json"]),
+        economy=economy_of(store, [cell.cell_id for cell in at_rate], price_of(row["name"], scenario.cost)),
     )
 
 
@@ -380,8 +393,15 @@ def engine_summary(engine: EngineResult) -> dict[str, Any]:
         "attainment": _round(1 - misses / len(samples), 4) if samples else None,
         "requests": len(samples),
         "failures": sum(not sample.ok for sample in samples),
+        **_economy_summary(engine.economy),
         "unranked": list(engine.unranked),
     }
+
+
+def _economy_summary(economy: Economy | None) -> dict[str, Any]:
+    """Null where no counter could be read, or no price was given."""
+    keys = ("tokens_per_s", "joules_per_token", "tokens_per_joule", "tokens_per_money", "currency")
+    return {key: getattr(economy, key) if economy else None for key in keys}
 
 
 def _round(value: float | None, digits: int = 3) -> float | None:

@@ -32,6 +32,7 @@ from arena.judging.search import Outcome, Probe, next_probe
 from arena.load.loadgen import Limits, Progress, run_cell
 from arena.load.plan import CellPlan, PromptSource, Target, build_plan
 from arena.load.workload import CellKey, prompt_source
+from arena.race.energy import POWERCAP, readable_counters, sampled
 from arena.race.probe import Found, is_alive, probe, warm_up
 from arena.race.scenario import Scenario
 from arena.records.store import CellRecord, EngineRecord, RunRecord, Store
@@ -70,6 +71,7 @@ class RaceCard:
     host: Mapping[str, Any]
     git_sha: str | None = None
     command: str = ""
+    powercap: Path = POWERCAP  # where the kernel shows the energy counters of processors
 
 
 class Show(Protocol):
@@ -147,6 +149,7 @@ class Course:
         self.show = show
         self.entries = [Entry(contender) for contender in card.contenders]
         self.slot = 0
+        self.counters, self.energy_missing = readable_counters(card.powercap)
         self.is_complete = False
 
     async def run(self) -> None:
@@ -265,13 +268,15 @@ class Course:
         self.show.cell_starting(
             entry.name, step.rate_rps, cell.warmup_s + cell.window_s(step.rate_rps) + deadline_s / 2
         )
-        run = await run_cell(
-            plan,
-            entry.target,
-            self.card.out / "spool" / f"{plan.cell_id}.jsonl",
-            limits=Limits(request_timeout_s=deadline_s + 0.5),
-            on_progress=lambda progress: self.show.cell_progress(entry.name, progress),
-        )
+        async with sampled(self.counters) as energy:
+            run = await run_cell(
+                plan,
+                entry.target,
+                self.card.out / "spool" / f"{plan.cell_id}.jsonl",
+                limits=Limits(request_timeout_s=deadline_s + 0.5),
+                on_progress=lambda progress: self.show.cell_progress(entry.name, progress),
+            )
+        self.store.record_energy(plan.cell_id, energy)
         self.store.ingest(plan.cell_id, run.spool)
         result = judge_cell(self.store, plan.cell_id, self.scenario, aborted=run.aborted)
         self.show.cell_judged(entry.name, result)
@@ -339,6 +344,7 @@ class Course:
             residency="all" if self.stays_resident else "one",
             interrupted=not self.is_complete,
             command=self.card.command,
+            energy_missing=tuple(self.energy_missing),
         )
         self.store.record_run(
             RunRecord(

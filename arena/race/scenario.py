@@ -33,6 +33,7 @@ Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=86_400)]
 PositiveSeconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
 Rate: TypeAlias = Annotated[float, Meta(ge=0.001, le=100_000)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
+Price: TypeAlias = Annotated[float, Meta(ge=0, le=1_000_000)]
 
 
 class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,6 +124,13 @@ class Search(Strict, frozen=True, kw_only=True):
     burst_timeout_s: PositiveSeconds = 60.0
 
 
+class Cost(Strict, frozen=True, kw_only=True):
+    """What an hour of the machine costs: for all engines alike, or by engine. It becomes tokens for the money."""
+
+    per_hour: Price | dict[str, Price]
+    currency: Annotated[str, Meta(min_length=1, max_length=16)] = "USD"
+
+
 class Scenario(Strict, frozen=True, kw_only=True):
     name: Name
     title: str = ""
@@ -136,6 +144,8 @@ class Scenario(Strict, frozen=True, kw_only=True):
     rounds: Count = 1  # with `residency: one`, the engines' order is reversed in every second round (ABBA)
     residency: Literal["one", "all"] = "one"
     confidence: Annotated[float, Meta(ge=0.5, lt=1)] = 0.95
+    cost: Cost | None = None
+    valid_days: Annotated[float, Meta(gt=0, le=3660)] = 90.0  # how long its evidence is to be believed
 
     @property
     def settings(self) -> SearchSettings:

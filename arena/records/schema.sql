@@ -120,6 +120,15 @@ CREATE TABLE IF NOT EXISTS client_health (
     sockets INTEGER NOT NULL
 );
 
+-- What this machine's energy counters showed while a cell ran: joules since the race began, by source (rapl:package-0,
+-- nvml:0). On the wall's clock, as `cells.epoch_unix_ns` is.
+CREATE TABLE IF NOT EXISTS energy (
+    cell_id VARCHAR NOT NULL,
+    source VARCHAR NOT NULL,
+    t_unix_ns BIGINT NOT NULL,
+    joules DOUBLE NOT NULL
+);
+
 CREATE TABLE IF NOT EXISTS audits (
     cell_id VARCHAR NOT NULL,
     check_name VARCHAR NOT NULL,

@@ -209,6 +209,14 @@ class Store:
             "INSERT OR REPLACE INTO audits VALUES (?, ?, ?, ?, ?)", [cell_id, check, value, threshold, ok]
         )
 
+    def record_energy(self, cell_id: str, samples: Sequence[tuple[int, str, float]]) -> None:
+        """Samples are (unix ns, source, joules). What was recorded of the cell before is replaced."""
+        with self._transaction():
+            self._connection.execute("DELETE FROM energy WHERE cell_id = ?", [cell_id])
+            for t_unix_ns, source, joules in samples:
+                row = {"cell_id": cell_id, "source": source, "t_unix_ns": t_unix_ns, "joules": joules}
+                self._insert("energy", row)
+
     def cell_summary(self, cell_id: str, *, slo_ttft_ms: float, slo_tpot_ms: float) -> CellSummary:
         rows = self.query(_SUMMARY, [slo_ttft_ms, slo_tpot_ms, cell_id])
         if not rows:

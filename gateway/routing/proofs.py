@@ -20,7 +20,7 @@ from gateway.replicas.attainment import Promise
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.replica import Replica, ServedModel
 from gateway.routing.evidence import Evidence, ProvenGoodput
-from gateway.routing.proof import BROKEN, DAY_S, NO_FILE, UNRACED, Proof, judged, promised
+from gateway.routing.proof import BROKEN, DAY_S, NO_FILE, UNRACED, Here, Proof, judged, promised
 
 LOOK_EVERY_S = 1.0
 
@@ -43,7 +43,7 @@ class Proofs:
             self._look(self._proven, now)
         proof = self._proofs.get(replica, UNRACED)
         if proof.trusted_rps and replica.attainment.is_broken(now):
-            return Proof(proof.rps, BROKEN)
+            return Proof(proof.rps, BROKEN, proof.raced)
         return proof
 
     def share_rps(self, replica: Replica, now: float) -> float:
@@ -76,9 +76,11 @@ class Proofs:
         for replica in self._fleet.serving:
             proof, promise = nothing, None
             if evidence is not None:
-                entry, slo = proven.entry(replica, evidence), self._fleet.models[replica.model].config.slo
-                proof = judged(entry, evidence, slo=slo, version=replica.version, now=wall, max_age_s=max_age_s)
-                promise = Promise(proof.trusted_rps, promised(slo, evidence.slo)) if proof.trusted_rps else None
+                slo = self._fleet.models[replica.model].config.slo
+                settings = replica.config.options if replica.config.launch else None
+                here = Here(slo=slo, version=replica.version, settings=settings, now=wall, max_age_s=max_age_s)
+                proof = judged(proven.entries(replica, evidence), here)
+                promise = Promise(proof.trusted_rps, promised(slo, proof.raced)) if proof.trusted_rps else None
             self._fleet.promise(replica, promise)
             yield replica, proof
 

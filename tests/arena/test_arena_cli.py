@@ -68,7 +68,7 @@ def test_a_race_writes_its_files_and_prints_the_summary_as_json(finished: tuple[
     assert engine["name"] == "one"
     assert engine["goodput_rps"] >= 2
     assert engine["rank"] == [1, 1]
-    assert json.loads((out / "evidence.json").read_text())["slo"]["ttft_ms"] == 1000
+    assert json.loads((out / "evidence.json").read_text())["entries"][0]["slo"]["ttft_ms"] == 1000
 
 
 def test_report_writes_a_lost_report_again_and_check_is_content(finished: tuple[Path, str], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from arena.evidence.document import digest
 from arena.judging.audit import Finding
 from arena.judging.ranking import RankSet
 from arena.judging.results import CellResult, EngineNotes, EngineResult, RaceResult, RunNotes, Sample, summary
@@ -18,7 +19,7 @@ from arena.judging.search import Goodput, estimate
 from arena.judging.stats import Verdict
 from arena.race.scenario import parse
 from arena.reports.compare import compare_races
-from arena.reports.evidence import digest, evidence
+from arena.reports.evidence import evidence
 from arena.reports.plots import nice_ticks
 from arena.reports.report import publish, ranking_table, render
 from arena.reports.wording import headline, interval_words
@@ -174,13 +175,12 @@ def test_a_percentile_that_most_requests_failed_is_null_and_not_a_number() -> No
 
 def test_evidence_names_its_question_and_machine_and_notices_edits() -> None:
     document = evidence(race(engine("a", rank=RankSet(1, 1)), engine("b", unranked=("It died.",))))
-    assert [entry["engine"] for entry in document["engines"]] == [
-        "a"
-    ]  # nobody is routed to on the word of a failed run
-    assert document["slo"] == {"ttft_ms": 1000.0, "tpot_ms": 60.0, "percentile": 99.0}
-    assert len(document["host_fingerprint"]) == 12
+    (entry,) = document["entries"]  # nobody is routed to on the word of a failed run
+    assert (entry["engine"], entry["model"], entry["run_id"]) == ("a", "m", document["entries"][0]["run_id"])
+    assert entry["slo"] == {"ttft_ms": 1000.0, "tpot_ms": 60.0, "percentile": 99.0}
+    assert list(document["hosts"]) == [entry["host"]]
     assert document["digest"] == digest(document)
-    assert document["digest"] != digest({**document, "valid": not document["valid"]})
+    assert document["digest"] != digest({**document, "hosts": {}})
 
 
 def test_an_empty_race_still_has_a_readable_report(tmp_path: Path) -> None:

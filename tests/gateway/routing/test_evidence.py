@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from arena.reports.evidence import digest
+from arena.evidence.document import digest
 from gateway.config import ReplicaConfig
 from gateway.replicas.replica import Replica
 from gateway.routing import evidence
-from gateway.routing.evidence import Entry, EvidenceError, entry_of, parse_evidence
+from gateway.routing.evidence import Entry, EvidenceError, entries_of, parse_evidence
 from tests.gateway.rig import Gateway, Start, fake, model
 
 NATIVE = {
@@ -29,17 +29,26 @@ NATIVE = {
     "rank": [1, 1],
     "plans": [],
 }
+MEASURED = "2026-11-29T20:00:00+00:00"
 
 
-def document(*engines: dict[str, Any], **fields: Any) -> dict[str, Any]:
+def document(
+    *engines: dict[str, Any], slo: dict[str, Any] | None = None, measured_utc: str = MEASURED, **fields: Any
+) -> dict[str, Any]:
     """A file as the arena writes it: the digest is the arena's own."""
+    shared = {"slo": slo or {"ttft_ms": 1000.0}, "measured_utc": measured_utc, "run_id": "r"}
+    body = {"format": "goodgate-evidence/2", "entries": [{**shared, **engine} for engine in engines], **fields}
+    return {**body, "digest": digest(body)}
+
+
+def old_document(*engines: dict[str, Any]) -> dict[str, Any]:
+    """A file as the arena wrote it before it knew settings, kinds of work and an expiry."""
     body = {
         "format": "goodgate-evidence/1",
         "run_id": "r",
-        "measured_utc": "2026-11-29T20:00:00+00:00",
+        "measured_utc": MEASURED,
         "slo": {"ttft_ms": 1000.0},
         "engines": list(engines),
-        **fields,
     }
     return {**body, "digest": digest(body)}
 
@@ -70,6 +79,22 @@ async def test_a_race_shows_what_each_replica_is_proven_to_carry(start: Start, t
     }
 
 
+async def test_a_file_of_the_old_format_still_counts(start: Start, tmp_path: Path) -> None:
+    write(tmp_path / "evidence.json", old_document(NATIVE))
+    gateway = await start(model(fake()), evidence=str(tmp_path / "evidence.json"))
+    assert list((await proven(gateway)).values()) == [6.3, 1795982400.0]
+    (entry,) = parse_evidence(json.dumps(old_document(NATIVE)).encode()).entries
+    assert (entry.slo.ttft_ms, entry.expires_utc, entry.settings) == (1000.0, None, None)
+
+
+async def test_of_several_races_the_lowest_figure_is_shown_and_the_oldest_day(start: Start, tmp_path: Path) -> None:
+    """Nobody knows here which of the raced kinds of work live requests are like."""
+    later = {**NATIVE, "ci": [3.5, 4.0], "measured_utc": "2026-11-30T20:00:00+00:00"}
+    write(tmp_path / "evidence.json", document(NATIVE, later))
+    gateway = await start(model(fake()), evidence=str(tmp_path / "evidence.json"))
+    assert list((await proven(gateway)).values()) == [3.5, 1795982400.0]
+
+
 async def test_a_new_race_replaces_the_figures_and_a_removed_file_takes_them_away(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "evidence.json"
     gateway = await start(model(fake()), evidence=str(path))
@@ -86,7 +111,7 @@ async def test_a_file_that_proves_nothing_is_told_once_and_serving_goes_on(
     start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "evidence.json"
-    write(path, {**document(NATIVE), "run_id": "better"})
+    write(path, {**document(NATIVE), "hosts": {"better": {}}})
     with caplog.at_level(logging.WARNING, "goodgate"):
         gateway = await start(model(fake()), evidence=str(path))
         assert await proven(gateway) == await proven(gateway) == {}
@@ -166,8 +191,11 @@ async def test_an_engine_that_was_proven_to_carry_nothing_has_no_figure(
         (b'{"engines":' + b"[" * 5000 + b"]" * 5000 + b"}", "no evidence.json of a race"),
         (json.dumps(document(NATIVE, measured_utc="2026-11-29T20:00:00")).encode(), "no evidence.json.*measured_utc"),
         (json.dumps(document(NATIVE, format="goodgate-evidence/9")).encode(), "'goodgate-evidence/9'.*run the race"),
-        (json.dumps({**document(NATIVE), "engines": []}).encode(), "edited after the race"),
+        (json.dumps({**document(NATIVE), "entries": []}).encode(), "edited after the race"),
         (json.dumps(document({**NATIVE, "goodput_rps": None})).encode(), r"no evidence.json of a race.*goodput_rps"),
+        (json.dumps({**document(NATIVE), "digest": ""}).encode(), "edited after the race"),
+        (b'{"format": "goodgate-evidence/2", "digest": ""}', "it has no 'entries'"),
+        (b'{"format": "goodgate-evidence/2"}', "it has no 'digest'"),
     ],
 )
 def test_what_is_not_a_races_own_file_is_explained(text: bytes, sentence: str) -> None:
@@ -177,10 +205,12 @@ def test_what_is_not_a_races_own_file_is_explained(text: bytes, sentence: str) -
 
 def test_an_entry_is_found_by_alias_and_the_replicas_name_goes_before_its_engine() -> None:
     entries = tuple(
-        msgspec.convert({**NATIVE, "engine": engine, "model": name, "served_model": served}, Entry)
+        msgspec.convert(
+            {**NATIVE, "engine": engine, "model": name, "served_model": served, "measured_utc": MEASURED}, Entry
+        )
         for engine, name, served in (("fake", "m", None), ("a", "other", "alias"), ("a", "third", None))
     )
     replica = Replica(name="a", model="m", engine="fake", config=ReplicaConfig(engine="fake"))
-    assert entry_of(replica, frozenset({"m", "alias"}), entries) is entries[1]
-    assert entry_of(replica, frozenset({"m"}), entries) is entries[0]
-    assert entry_of(replica, frozenset({"x"}), entries) is None
+    assert entries_of(replica, frozenset({"m", "alias"}), entries) == [entries[1]]
+    assert entries_of(replica, frozenset({"m"}), entries) == [entries[0]]
+    assert entries_of(replica, frozenset({"x"}), entries) == []

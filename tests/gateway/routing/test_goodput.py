@@ -25,10 +25,10 @@ from gateway.replicas.rate import Rate
 from gateway.replicas.replica import OFFERED_S
 from gateway.routing import goodput as goodput_module
 from gateway.routing.ask import Ask
-from gateway.routing.evidence import Entry, Evidence, Limits
+from gateway.routing.evidence import Entry, Limits
 from gateway.routing.goodput import goodput
 from gateway.routing.policies import round_robin
-from gateway.routing.proof import BROKEN, DAY_S, judged, promised
+from gateway.routing.proof import BROKEN, DAY_S, Here, Proof, judged, promised
 from gateway.routing.views import ReplicaView, least_load
 from tests.gateway.rig import Gateway, Start, fake, model, until
 from tests.gateway.routing.test_evidence import NATIVE, document, write
@@ -95,19 +95,30 @@ def test_the_examples_are_true() -> None:
 
 # ------------------------------------------------------------------------------------------------ what is trusted
 
-ENTRY = msgspec.convert({**NATIVE, "goodput_rps": 8.0, "proven": True, "version": "b11434"}, Entry)
+ENTRY = Entry(
+    engine="fake",
+    model="m",
+    goodput_rps=8.0,
+    ci=(6.3, 8.9),
+    proven=True,
+    measured_utc=RACED,
+    version="b11434",
+    slo=Limits(ttft_ms=500, tpot_ms=50),
+    settings={"threads": 2},
+    expires_utc=RACED + timedelta(days=85),
+)
 
 
-def verdict(entry: Entry | None = ENTRY, *, slo: SloConfig | None = None, version: str = "", now: float = NOW) -> Any:
-    evidence = Evidence("goodgate-evidence/1", "", RACED, (ENTRY,), Limits(ttft_ms=500, tpot_ms=50))
-    return judged(entry, evidence, slo=slo or SloConfig(), version=version, now=now, max_age_s=90 * DAY_S)
+def verdict(*entries: Entry, **known: Any) -> Proof:
+    here = Here(**{"slo": SloConfig(), "version": "", "settings": None, "now": NOW, "max_age_s": 90 * DAY_S, **known})
+    return judged(entries, here)
 
 
 @pytest.mark.parametrize(
     "slo", [SloConfig(), SloConfig(ttft_ms=500), SloConfig(ttft_ms=500, tpot_ms=50), SloConfig(ttft_ms=900)]
 )
 def test_a_race_for_the_same_limits_or_stricter_ones_is_trusted(slo: SloConfig) -> None:
-    assert verdict(slo=slo).trusted_rps == 8.0
+    assert verdict(ENTRY, slo=slo).trusted_rps == 8.0
 
 
 @pytest.mark.parametrize(
@@ -115,21 +126,45 @@ def test_a_race_for_the_same_limits_or_stricter_ones_is_trusted(slo: SloConfig) 
     [
         ({"slo": SloConfig(ttft_ms=400)}, "looser `ttft_ms`: 500, and `slo` promises 400"),
         ({"slo": SloConfig(ttft_ms=500, tpot_ms=20)}, "looser `tpot_ms`: 50, and `slo` promises 20"),
-        ({"now": NOW + 81 * DAY_S}, "race of 2026-11-01 is older than `goodput.max_age_days`"),
+        ({"now": NOW + 75 * DAY_S}, "evidence of the race of 2026-11-01 expired on 2027-01-25"),
+        ({"max_age_s": 9 * DAY_S}, "race of 2026-11-01 is older than `goodput.max_age_days`"),
         ({"version": "b11500"}, "version b11434, and b11500 runs"),
-        ({"entry": None}, "does not speak of it"),
-        ({"entry": msgspec.structs.replace(ENTRY, proven=False, ci=(0.0, 9.0))}, "proven no rate"),
+        ({"settings": {}}, "raced with `threads: 2`, and is launched with no options"),
     ],
 )
 def test_evidence_that_proves_nothing_here_is_not_trusted_and_says_why(changes: dict[str, Any], doubt: str) -> None:
-    proof = verdict(**changes)
+    proof = verdict(ENTRY, **changes)
     assert proof.trusted_rps == 0
     assert doubt in proof.doubt
 
 
+def test_no_race_and_a_race_without_a_rate_prove_nothing() -> None:
+    assert "does not speak of it" in verdict().doubt
+    assert "proven no rate" in verdict(msgspec.structs.replace(ENTRY, proven=False, ci=(0.0, 9.0))).doubt
+
+
+def test_a_launched_engine_with_the_settings_that_were_raced_is_trusted() -> None:
+    assert verdict(ENTRY, settings={"threads": 2}).trusted_rps == 8.0
+
+
+def test_of_several_races_the_lowest_rate_that_can_be_trusted_counts() -> None:
+    """An expired race, one of looser limits and one of other settings say nothing, however low or high they are."""
+    long_documents = msgspec.structs.replace(ENTRY, goodput_rps=3.0)
+    useless = [
+        msgspec.structs.replace(ENTRY, goodput_rps=1.0, expires_utc=RACED),
+        msgspec.structs.replace(ENTRY, goodput_rps=0.5, slo=Limits(ttft_ms=900, tpot_ms=50)),
+        msgspec.structs.replace(ENTRY, goodput_rps=99.0, settings={"threads": 1}),
+    ]
+    slo = SloConfig(ttft_ms=500)
+    proof = verdict(*useless, ENTRY, long_documents, slo=slo, settings={"threads": 2})
+    assert (proof.trusted_rps, proof.raced) == (3.0, ENTRY.slo)
+    newest = msgspec.structs.replace(useless[1], measured_utc=RACED + timedelta(days=1))
+    assert "looser `ttft_ms`" in verdict(useless[0], newest, useless[2], slo=slo, settings={}).doubt
+
+
 @pytest.mark.parametrize("version", ["b11434", "b11434-a1b2c3d", "vb11434", ""])
 def test_a_build_of_the_same_version_is_the_same(version: str) -> None:
-    assert verdict(version=version).trusted_rps == 8.0
+    assert verdict(ENTRY, version=version).trusted_rps == 8.0
 
 
 def test_what_is_promised_goes_before_what_was_raced_for() -> None:
@@ -307,7 +342,11 @@ async def test_requests_go_where_a_race_has_proven_most(start: Start, tmp_path: 
     gateway = await start(model(fake("small"), fake("large"), routing="goodput"), evidence=path)
     names = await answered_by(gateway, 20)
     assert names["large"] >= 16, names
-    assert await status_of(gateway) == {"small": {"rps": 1.0, "doubt": ""}, "large": {"rps": 9.0, "doubt": ""}}
+    raced = {"ttft_ms": 1000.0, "tpot_ms": None}
+    assert await status_of(gateway) == {
+        "small": {"rps": 1.0, "doubt": "", "raced": raced},
+        "large": {"rps": 9.0, "doubt": "", "raced": raced},
+    }
 
 
 async def test_without_evidence_it_says_so_once_and_routes_by_load_until_it_comes(
@@ -356,7 +395,8 @@ async def test_a_replica_that_fails_its_limits_live_loses_its_lead_and_why_says_
     gateway = await start(model(fake("slow", ttft_ms=40), fake("fast"), routing="goodput"), evidence=path)
     names = await answered_by(gateway, 12)
     assert names["slow"] in (3, 4), names
-    assert (await status_of(gateway))["slow"] == {"rps": 900.0, "doubt": BROKEN}
+    slow = (await status_of(gateway))["slow"]
+    assert (slow["rps"], slow["doubt"]) == (900.0, BROKEN)
 
 
 def test_routing_by_goodput_without_the_path_of_evidence_is_refused() -> None:
