@@ -105,7 +105,7 @@ def _card(
         started_utc=now.isoformat(timespec="seconds"),
         seed=secrets.randbits(32) if seed is None else seed,
         scenario=loaded.scenario,
-        prompts_text=loaded.prompts_text,
+        material=loaded.material,
         quick=quick,
         contenders=contenders,
         out=new_folder(out or goodgate_home() / "arena" / run_id),
@@ -127,6 +127,8 @@ def _race(card: RaceCard, *, as_json: bool) -> None:
     names = [contender.name for contender in card.contenders]
     console = Console(stderr=as_json)
     console.print(_opening(card.scenario, names), highlight=False, soft_wrap=True)
+    for sentence in card.material.told:
+        console.print(escape(sentence), highlight=False, soft_wrap=True)
     try:
         with RaceScreen(console, names, card.scenario.slo.percentile) as screen:
             result = asyncio.run(_interruptible(race(card, screen)))

@@ -16,11 +16,13 @@ import msgspec
 from msgspec import Struct
 
 from arena.judging import audit, stats
+from arena.judging.arrival_audit import arrivals_drawn, asked_prompts
 from arena.judging.economy import Economy, economy_of, price_of
 from arena.judging.ranking import RankSet, compare_all, rank_sets
 from arena.judging.search import Goodput, Knee, Outcome, estimate
 from arena.judging.shape import UNTOLD, Shape, measured_shape
 from arena.judging.stats import Verdict
+from arena.load.arrivals import Drawn
 from arena.load.loadgen import lag_budget_ms
 from arena.race.scenario import SLO, Scenario
 from arena.records.store import Store
@@ -266,18 +268,25 @@ def audit_rows(store: Store, cell_id: str) -> list[audit.Row]:
 def audit_cell(store: Store, cell_id: str, scenario: Scenario) -> list[audit.Finding]:
     """Run the cell's audits from its rows; the caller decides whether to record them."""
     plan = store.query("SELECT p.* FROM cells JOIN plans AS p USING (plan_sha256) WHERE cell_id = ?", [cell_id])[0]
-    schedule = store.query(
-        "SELECT scheduled_ns FROM plan_rows WHERE plan_sha256 = ? ORDER BY seq", [plan["plan_sha256"]]
+    planned = store.query(
+        "SELECT seq, scheduled_ns, prompt_tokens FROM plan_rows WHERE plan_sha256 = ? ORDER BY seq",
+        [plan["plan_sha256"]],
     )
-    return audit.audit_cell(
-        audit_rows(store, cell_id),
-        schedule_ns=[row["scheduled_ns"] for row in schedule],
+    schedule_ns = [row["scheduled_ns"] for row in planned]
+    drawn = msgspec.json.decode(plan["drawn_json"], type=Drawn) if plan["drawn_json"] else None
+    rows = audit_rows(store, cell_id)
+    findings = audit.audit_cell(
+        rows,
+        schedule_ns=schedule_ns,
         rate_rps=plan["rate_rps"],
         warmup_ns=plan["warmup_ns"],
         horizon_ns=plan["horizon_ns"],
-        poisson_arrivals=plan["kind"] == "poisson",
+        poisson_arrivals=drawn is None and plan["kind"] == "poisson",
         lag_budget_ms=lag_budget_ms(scenario.slo.ttft_ms),
     )
+    if drawn is not None:
+        findings += arrivals_drawn(drawn, schedule_ns)
+    return [*findings, asked_prompts(rows, {row["seq"]: row["prompt_tokens"] for row in planned})]
 
 
 def _findings(store: Store, cell_id: str) -> list[audit.Finding]:

@@ -1,204 +1,62 @@
-"""What the requests say: seeded prompts with stated lengths. Pure: the text of a prompts file is given, not read.
+"""What the requests say: seeded prompts with stated lengths. Pure: what files hold is given, not read.
 
     prompts = prompt_source(workload, CellKey(run_seed=7, rung=4, replicate=0))
     prompts(17)            # the 18th request of that cell: the same text on every machine and for every engine
 
-Synthetic prompts are built from common English words that are one token each, with a space before them, in the
-byte-pair vocabularies of GPT-2, Llama 3, Qwen and SmolLM2. So `n` words are about `n` tokens without asking any
-tokenizer; this is an estimate, and the report prints what the engines counted. The chat template comes on top.
-
-Nothing can be served from a prefix cache: words are drawn afresh for each request from a stream of its own (seeds,
-rung, replicate, seq), the varying words come first and the constant question last. Only what the chat template puts in
-front of every message is shared. Warm-up requests are part of the same numbering, so no measured prompt was sent
-before.
+Each kind of workload is a module of `arena.load.workloads`. What they have in common: a request's text is drawn from a
+stream of its own, named by the seeds, the cell and the request's number. So prompts of different cells, replicates,
+races and the warm-up differ, and nothing is sent twice unless the scenario shares it on purpose.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import assert_never
 
-import msgspec
-import numpy as np
-
-from arena.load.arrivals import seed_sequence
-from arena.load.plan import Prompt, PromptSource
-from arena.race.scenario import (
+from arena.load.arrivals import SECOND_NS
+from arena.load.plan import PromptSource, Sessions
+from arena.load.spec import (
+    Cache,
+    ConversationWorkload,
+    DocumentWorkload,
     FileWorkload,
-    Fixed,
-    Lengths,
-    LogNormal,
-    ScenarioError,
+    StructuredWorkload,
     SyntheticWorkload,
-    Uniform,
+    TraceWorkload,
     Workload,
 )
+from arena.load.workloads.files import document_prompt, file_prompt
+from arena.load.workloads.material import Material
+from arena.load.workloads.replay import trace_prompt
+from arena.load.workloads.synthetic import conversation, structured_prompt, synthetic_prompt
+from arena.load.workloads.words import CellKey as CellKey
 
-QUESTION = "Write a story that uses all of these words."
-QUESTION_TOKENS = 10
-_RUNG_OFFSET = 1 << 16  # rungs may be negative, entropy may not
+NOTHING = Material()
 
 
-@dataclass(frozen=True, slots=True)
-class CellKey:
-    """Names a plan: all engines of a race meet the same one at the same rung and replicate.
+def prompt_source(
+    workload: Workload, cell: CellKey, material: Material = NOTHING, *, cache: Cache = "cold"
+) -> PromptSource | Sessions:
+    """The prompts of a cell. `material` is what the workload's files hold (`workloads.material.gather`).
 
-    `run_seed` differs from race to race, so that an endpoint that stays up has not seen the prompts in the last one.
-    `rung=None` is the warm-up burst.
+    With a warm cache, what requests share is the same in all cells of a race; with a cold one, in a cell only.
     """
-
-    run_seed: int
-    rung: int | None
-    replicate: int
-
-    @property
-    def rung_entropy(self) -> int:
-        """The rung as a number for seeding; the burst has one that no rung can have."""
-        return 0 if self.rung is None else self.rung + _RUNG_OFFSET
-
-    def schedule_seed(self) -> np.random.SeedSequence:
-        return seed_sequence(run=self.run_seed, cell=self.rung_entropy, replicate=self.replicate)
-
-
-def prompt_source(workload: Workload, cell: CellKey, *, prompts_text: str = "") -> PromptSource:
-    """`prompts_text` is the content of a `jsonl` workload's file."""
+    columns = material.columns
     if isinstance(workload, SyntheticWorkload):
-        return lambda seq: synthetic_prompt(workload, cell, seq)
+        return lambda seq: synthetic_prompt(workload, columns, cache, cell, seq)
     if isinstance(workload, FileWorkload):
-        messages = read_prompts(prompts_text, workload.path)
-        return lambda seq: file_prompt(workload, messages, cell, seq)
+        return lambda seq: file_prompt(workload, material.chats, columns, cell, seq)
+    if isinstance(workload, DocumentWorkload):
+        return lambda seq: document_prompt(workload, material.documents, columns, cell, seq)
+    if isinstance(workload, StructuredWorkload):
+        return lambda seq: structured_prompt(workload, columns, cell, seq)
+    if isinstance(workload, TraceWorkload):
+        trace = material.trace
+        assert trace is not None, "a workload of kind `trace` comes with its trace"
+        return lambda seq: trace_prompt(workload, trace, cache, cell, seq)
+    if isinstance(workload, ConversationWorkload):
+        return Sessions(
+            turns=lambda number: conversation(workload, columns, cache, cell, number),
+            mean_turns=workload.mean_turns,
+            longest_ns=round(workload.longest_s * SECOND_NS),
+        )
     assert_never(workload)
-
-
-def synthetic_prompt(workload: SyntheticWorkload, cell: CellKey, seq: int) -> Prompt:
-    rng = _stream(workload.seed, cell, seq)
-    prompt_tokens, output_tokens = draw(workload.prompt, rng), draw(workload.output, rng)
-    words = rng.choice(len(WORDS), size=max(1, prompt_tokens - QUESTION_TOKENS))
-    text = " ".join(WORDS[index] for index in words) + "\n\n" + QUESTION
-    return _prompt([{"role": "user", "content": text}], output_tokens)
-
-
-def file_prompt(
-    workload: FileWorkload, conversations: Sequence[list[dict[str, Any]]], cell: CellKey, seq: int
-) -> Prompt:
-    """A line of the file. Since files are short, a unique line of words goes in front, so that no line meets its own
-    cache.
-    """
-    rng = _stream(workload.seed, cell, seq)
-    messages = [dict(message) for message in conversations[int(rng.integers(len(conversations)))]]
-    nonce = " ".join(WORDS[index] for index in rng.choice(len(WORDS), size=8))
-    messages[0]["content"] = f"[{nonce}]\n{messages[0]['content']}"
-    return _prompt(messages, draw(workload.output, rng))
-
-
-def read_prompts(text: str, name: str) -> list[list[dict[str, Any]]]:
-    """One JSON object a line: {"messages": [...]}, {"prompt": "..."} or {"question": "..."}."""
-    conversations = []
-    lines = text.removeprefix("\ufeff").split("\n")  # not splitlines: JSON may hold U+2028 and its kin as they are
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = msgspec.json.decode(line)
-        except msgspec.DecodeError as error:
-            raise ScenarioError(f"{name}, line {number}: this is not JSON ({error}).") from error
-        conversations.append(_conversation(row, f"{name}, line {number}"))
-    if not conversations:
-        raise ScenarioError(f"{name} holds no prompts; give it one JSON object a line.")
-    return conversations
-
-
-def _conversation(row: object, where: str) -> list[dict[str, Any]]:
-    if isinstance(row, dict):
-        messages = row.get("messages")
-        if isinstance(messages, list) and messages and all(map(_is_text_message, messages)):
-            return messages
-        for field in ("prompt", "question", "instruction"):
-            if isinstance(row.get(field), str):
-                return [{"role": "user", "content": row[field]}]
-    raise ScenarioError(
-        f"{where}: expected an object with `messages` (of `role` and `content`, both text), `prompt`, `question` or "
-        "`instruction`."
-    )
-
-
-def _is_text_message(message: object) -> bool:
-    return isinstance(message, dict) and all(isinstance(message.get(field), str) for field in ("role", "content"))
-
-
-def draw(lengths: Lengths, rng: np.random.Generator) -> int:
-    """One length in tokens."""
-    if isinstance(lengths, Fixed):
-        return lengths.tokens
-    if isinstance(lengths, Uniform):
-        return int(rng.integers(lengths.low, lengths.high + 1))
-    if isinstance(lengths, LogNormal):
-        value = math.exp(math.log(lengths.median) + lengths.sigma * float(rng.standard_normal()))
-        return int(min(max(round(value), lengths.low), lengths.high))
-    assert_never(lengths)
-
-
-def _stream(seed: int, cell: CellKey, seq: int) -> np.random.Generator:
-    entropy = [seed, cell.run_seed, cell.rung_entropy, cell.replicate, seq]
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
-
-
-def _prompt(messages: list[dict[str, Any]], output_tokens: int) -> Prompt:
-    identity = hashlib.sha256(msgspec.json.encode(messages)).hexdigest()[:16]
-    return Prompt(identity, {"messages": messages, "temperature": 0}, output_tokens)
-
-
-WORDS: tuple[str, ...] = tuple(
-    """
-    able about above across action active add after again age agree air all allow almost along already also always
-    among amount animal another answer any appear apple area arm around arrive art article ask attack average avoid
-    away baby back bad bag balance ball bank base basic battle bear beat beautiful become bed before begin behind
-    believe below best better between big bird black blood blue board boat body bone book border born both bottom box
-    boy branch bread break bridge bright bring brother brown build building burn business buy call camp capital
-    captain car card care carry case cat catch cause cell center central century certain chair chance change chapter
-    charge check chief child choice choose church circle city claim class clean clear climb clock close cloth cloud
-    coast coat cold collect college color column come common company compare complete condition consider contain
-    continue control cook cool copper copy corn corner correct cost cotton count country couple course court cover
-    create crop cross crowd cry culture current customer cut daily damage dance danger dark data daughter day dead
-    deal dear death decide deep degree demand design desk detail develop difference direct discover discuss disease
-    distance divide doctor dog dollar door double down draw dream dress drink drive drop dry during duty each early
-    earn earth east easy eat economy edge education effect effort egg electric element else empty end energy engine
-    enjoy enough enter equal escape especially even evening event every example except exchange exercise expect
-    experience explain express eye face fact factor fail fair fall family famous farm fast father fear feed feel field
-    fight figure fill film final find fine finger finish fire first fish fit five flat flight floor flow flower fly
-    follow food foot force foreign forest forget form forward free fresh friend front fruit full fun future game
-    garden gas gather general gentle get girl give glass gold good govern grain grass great green ground group grow
-    guess guide gun hair half hall hand happen happy hard harbor hat head health hear heart heat heavy height help
-    here high hill history hold hole home hope horse hospital hot hour house human hundred hunt husband ice idea image
-    imagine include increase indeed industry inside instead interest iron island issue item job join journey judge
-    jump keep key kill kind king kitchen know lady lake land language large last late laugh law lay lead leaf learn
-    least leave left leg length less letter level library lie life lift light like likely line list listen little live
-    local long look lose lost love low lunch machine main major make man many map mark market mass master match
-    material matter mean measure meat medical meet member memory message metal method middle mile milk mind minute
-    miss model modern moment money month moon morning mother motion mountain mouth move movie much music name narrow
-    nation nature near neck need never new news next night noise north nose note nothing notice number object ocean
-    offer office often oil old one open opinion orange order organ other out outside over own page pain paint pair
-    paper parent park part party pass past path pattern pay peace people perhaps period person phone picture piece
-    place plain plan plane plant plate play please point police poor popular position possible potato pound power
-    practice prepare present president press pretty price print prison problem process produce product program promise
-    protect prove public pull pure purpose push put quality quarter queen question quick quiet quite race radio rain
-    raise range rate rather reach read ready real reason receive record red region relate remain remember repeat reply
-    report rest result return rice rich ride right ring rise river road rock roll room root rope rose round row rule
-    run safe sail salt same sand save scale school science score sea search season seat second secret section seed
-    seem sell send sense sentence serve set settle seven several shade shape share sharp ship shoe shop short shoulder
-    show side sight sign silver similar simple sing single sister size skill skin sky sleep slow small smell smile
-    smoke smooth snow social soft soil soldier solution solve some son song soon sound south space speak special
-    speech speed spend spirit spot spread spring square stage stand star start state station stay steel step still
-    stone stop store storm story straight strange stream street strength stretch string strong student study subject
-    such sudden sugar suggest summer sun supply support sure surface surprise swim system table tail take talk tall
-    task taste tax teach team teacher tell ten term test than thank theory thick thin thing think third thought
-    thousand thread three through throw time tiny tire today together tone tool top total touch toward town track
-    trade train travel tree triangle trip trouble truck true trust try turn twenty type under unit until usual valley
-    value various view village visit voice vote wait walk wall want war warm wash watch water wave way wear weather
-    week weight west wheel white whole wide wife wild wind window wine wing winter wish with woman wonder wood word
-    work world write wrong yard year yellow yes young
-    """.split()  # noqa: SIM905 - a list of 853 quoted words would be no easier to read
-)

@@ -30,10 +30,11 @@ from arena.judging import audit, results
 from arena.judging.results import CellResult, EngineNotes, RaceResult, RunNotes
 from arena.judging.search import Outcome, Probe, next_probe
 from arena.load.loadgen import Limits, Progress, run_cell
-from arena.load.plan import CellPlan, PromptSource, Target, build_plan
-from arena.load.workload import CellKey, prompt_source
+from arena.load.plan import CellPlan, PromptSource, Sessions, Target, build_plan
+from arena.load.workload import NOTHING, CellKey, prompt_source
+from arena.load.workloads.material import Material
 from arena.race.energy import POWERCAP, readable_counters, sampled
-from arena.race.probe import Found, is_alive, probe, warm_up
+from arena.race.probe import WISHES, WISHES_OF_NATURAL_ENDS, Found, is_alive, probe, warm_up
 from arena.race.scenario import Scenario
 from arena.records.store import CellRecord, EngineRecord, RunRecord, Store
 
@@ -64,11 +65,11 @@ class RaceCard:
     started_utc: str
     seed: int
     scenario: Scenario
-    prompts_text: str
     quick: bool
     contenders: Sequence[Contender]
     out: Path
     host: Mapping[str, Any]
+    material: Material = NOTHING  # what the files of the scenario hold
     git_sha: str | None = None
     command: str = ""
     powercap: Path = POWERCAP  # where the kernel shows the energy counters of processors
@@ -220,8 +221,9 @@ class Course:
         url = entry.process.url if entry.process else contender.url
         assert url is not None
         entry.invalid_in_a_row = 0
-        warm = prompt_source(self.scenario.workload, self._key(None, entry), prompts_text=self.card.prompts_text)
-        found = await probe(url, model=contender.model, prompt=warm(0), headers=contender.headers)
+        warm = self._prompts(self._key(None, entry))
+        wishes = WISHES if self.scenario.exact_output else WISHES_OF_NATURAL_ENDS
+        found = await probe(url, model=contender.model, prompt=warm(0), headers=contender.headers, wishes=wishes)
         start_s = time.monotonic() - started
         entry.target = found.target(entry.name)
         burst_rps = await self._warm_up(entry.target, warm)
@@ -312,9 +314,14 @@ class Course:
             duration_s=self.scenario.cell.window_s(step.rate_rps),
             warmup_s=self.scenario.cell.warmup_s,
             cooldown_s=self.scenario.slo.deadline_s(self.scenario.longest_output) + 1,
-            prompts=prompt_source(self.scenario.workload, key, prompts_text=self.card.prompts_text),
+            prompts=self._prompts(key),
             seed=key.schedule_seed(),
+            arrivals=self.scenario.arrivals,
+            trace=self.card.material.arrivals,
         )
+
+    def _prompts(self, key: CellKey) -> PromptSource | Sessions:
+        return prompt_source(self.scenario.workload, key, self.card.material, cache=self.scenario.cache)
 
     def _key(self, rung: int | None, entry: Entry) -> CellKey:
         """Prompts of the burst: others each time that the engine is warmed up."""

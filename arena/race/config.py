@@ -15,8 +15,8 @@ from typing import Any
 
 from adapters.launching.launch import Installation, Launchable
 from adapters.registry import adapter_class, engine_names
-from arena.load.workload import read_prompts
-from arena.race.scenario import FileWorkload, Scenario, ScenarioError, parse
+from arena.load.workloads.material import Material, gather
+from arena.race.scenario import Scenario, ScenarioError, parse
 
 # Of the working folder, of a checkout, and of an installed wheel.
 SCENARIO_FOLDERS = tuple(
@@ -28,7 +28,7 @@ SCENARIO_FOLDERS = tuple(
 @dataclass(frozen=True, slots=True)
 class LoadedScenario:
     scenario: Scenario
-    prompts_text: str  # of a `jsonl` workload, else empty
+    material: Material  # what the files that it names hold
 
 
 def load_scenario(name: str, *, quick: bool, model: str | None = None) -> LoadedScenario:
@@ -41,7 +41,7 @@ def load_scenario(name: str, *, quick: bool, model: str | None = None) -> Loaded
     scenario = parse(text, source=str(path), quick=quick)
     if model:
         scenario = scenario.with_model(model)
-    return LoadedScenario(scenario, _prompts(scenario, path))
+    return LoadedScenario(scenario, _material(scenario, path))
 
 
 def scenario_path(name: str) -> Path:
@@ -59,16 +59,17 @@ def scenario_names() -> list[str]:
     return sorted({path.stem for folder in SCENARIO_FOLDERS for path in folder.glob("*.yaml")})
 
 
-def _prompts(scenario: Scenario, scenario_file: Path) -> str:
-    if not isinstance(scenario.workload, FileWorkload):
-        return ""
-    path = scenario_file.parent / scenario.workload.path
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"The prompts file of {scenario_file}, {path}, cannot be read: {error}.") from error
-    read_prompts(text, str(path))  # a broken line is told now, not when the first engine is up
-    return text
+def _material(scenario: Scenario, scenario_file: Path) -> Material:
+    """A broken line is told now, not when the first engine is up."""
+
+    def read(path: str) -> str:
+        try:
+            return (scenario_file.parent / path).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            where = scenario_file.parent / path
+            raise ScenarioError(f"A file of {scenario_file}, {where}, cannot be read: {error}.") from error
+
+    return gather(scenario.workload, scenario.arrivals, read)
 
 
 def installations(home: Path) -> dict[str, Installation]:

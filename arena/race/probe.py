@@ -28,6 +28,8 @@ PROBE_TIMEOUT_S = 120.0  # the first request of a fresh engine may compile kerne
 
 # What a race wants of every engine. Each is given up separately when the engine answers 4xx to it.
 WISHES: Mapping[str, Any] = {"ignore_eos": True, "stream_options": {"include_usage": True}}
+# Where the model ends its answers (tools, schemas), nothing may keep it from doing so.
+WISHES_OF_NATURAL_ENDS: Mapping[str, Any] = {"stream_options": {"include_usage": True}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +71,36 @@ class Refused(Exception):
     """The engine answered a 4xx status."""
 
 
-async def probe(url: str, *, model: str | None, prompt: Prompt, headers: Mapping[str, str] | None = None) -> Found:
+async def probe(
+    url: str,
+    *,
+    model: str | None,
+    prompt: Prompt,
+    headers: Mapping[str, str] | None = None,
+    wishes: Mapping[str, Any] = WISHES,
+) -> Found:
     """Raises `EngineError` with a sentence when the engine does not answer as OpenAI's chat route does."""
     sent_headers = dict(headers or {})
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S, sock_connect=5)
     async with aiohttp.ClientSession(timeout=timeout, headers=sent_headers) as client:
         served = model or await only_model(client, url)
-        wishes = dict(WISHES)
+        granted = dict(wishes)
         while True:
-            body = {"model": served, **prompt.fields, "max_tokens": PROBE_TOKENS, "stream": True, **wishes}
+            body = {"model": served, **prompt.fields, "max_tokens": PROBE_TOKENS, "stream": True, **granted}
             try:
                 answer = await ask(client, url, body)
                 break
             except Refused as refusal:
-                if not wishes:
+                if not granted:
                     raise EngineFailed(f"{url} refuses a plain chat request: {refusal}.") from refusal
-                del wishes[_blamed(str(refusal), wishes)]
+                del granted[_blamed(str(refusal), granted)]
     if answer.ttft_s is None:
         raise EngineProtocolError(f"{url} answered without any text.")
     return Found(
         url=url,
         model=served,
-        fields={"stream": True, **wishes},
-        refused=tuple(sorted(set(WISHES) - set(wishes))),
+        fields={"stream": True, **granted},
+        refused=tuple(sorted(set(wishes) - set(granted))),
         exact_length=answer.tokens == PROBE_TOKENS,
         counts_tokens=answer.tokens is not None,
         ttft_ms=answer.ttft_s * 1000,
@@ -192,7 +201,7 @@ def read_event(data: bytes) -> tuple[bool, int | None, bool]:
     if event.error:
         raise EngineFailed(f"The engine reported an error in its stream: {str(event.error)[:300]}")
     deltas = [choice.delta for choice in event.choices or () if choice.delta is not None]
-    has_text = any(delta.content or delta.reasoning_content or delta.reasoning for delta in deltas)
+    has_text = any(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls for delta in deltas)
     ends = any(choice.finish_reason for choice in event.choices or ())
     return has_text, event.usage.completion_tokens if event.usage is not None else None, ends
 
@@ -201,6 +210,7 @@ class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    tool_calls: list[Any] | None = None
 
 
 class _Choice(msgspec.Struct):

@@ -16,70 +16,53 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 import yaml
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from arena.judging.search import SearchSettings
+from arena.load.spec import (
+    Arrivals,
+    Cache,
+    Count,
+    FileWorkload,
+    Fixed,
+    Lengths,
+    LogNormal,
+    Poisson,
+    ScenarioError,
+    Seconds,
+    Strict,
+    SyntheticWorkload,
+    Uniform,
+    Workload,
+    contradiction,
+    ends_naturally,
+    longest_output,
+)
 
-
-class ScenarioError(ValueError):
-    """One sentence that says what to change in the scenario."""
-
+# What is sent and when is said by the words of arena.load.spec; being part of a scenario, they are found here too.
+__all__ = [
+    "SLO",
+    "Cell",
+    "FileWorkload",
+    "Fixed",
+    "Lengths",
+    "LogNormal",
+    "Scenario",
+    "ScenarioError",
+    "Search",
+    "SyntheticWorkload",
+    "Uniform",
+    "Workload",
+    "known_keys",
+    "parse",
+]
 
 # Upper bounds catch typing errors and infinities: far above what anyone wants, far below what breaks arithmetic.
 Name: TypeAlias = Annotated[str, Meta(pattern=r"^\w[\w .-]{0,63}\Z")]  # it becomes part of a folder's name
-Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 Milliseconds: TypeAlias = Annotated[float, Meta(gt=0, le=3_600_000)]
-Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=86_400)]
 PositiveSeconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
 Rate: TypeAlias = Annotated[float, Meta(ge=0.001, le=100_000)]
-Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 Price: TypeAlias = Annotated[float, Meta(ge=0, le=1_000_000)]
-
-
-class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A mapping of the file in which every key must be known."""
-
-
-class Fixed(Strict, tag_field="kind", tag="fixed", frozen=True, kw_only=True):
-    tokens: Tokens
-
-
-class Uniform(Strict, tag_field="kind", tag="uniform", frozen=True, kw_only=True):
-    low: Tokens
-    high: Tokens
-
-
-class LogNormal(Strict, tag_field="kind", tag="lognormal", frozen=True, kw_only=True):
-    """Clipped to [low, high]; `median` and `sigma` describe it before clipping."""
-
-    median: Tokens
-    sigma: Annotated[float, Meta(gt=0, le=10)]
-    low: Tokens = 1
-    high: Tokens = 100_000
-
-
-Lengths: TypeAlias = Fixed | Uniform | LogNormal
-
-
-class SyntheticWorkload(Strict, tag_field="kind", tag="synthetic", frozen=True, kw_only=True):
-    """Prompts of random words. `prompt` is the length of the user's message, `output` the exact number of tokens
-    asked for.
-    """
-
-    seed: Annotated[int, Meta(ge=0)] = 1
-    prompt: Lengths
-    output: Lengths
-
-
-class FileWorkload(Strict, tag_field="kind", tag="jsonl", frozen=True, kw_only=True):
-    """Prompts from a JSONL file, path relative to the scenario's file."""
-
-    seed: Annotated[int, Meta(ge=0)] = 1
-    path: str
-    output: Lengths
-
-
-Workload: TypeAlias = SyntheticWorkload | FileWorkload
 
 
 class SLO(Strict, frozen=True, kw_only=True):
@@ -136,8 +119,11 @@ class Scenario(Strict, frozen=True, kw_only=True):
     title: str = ""
     model: str
     engines: tuple[str, ...] = ()  # empty: every engine that is installed here
-    options: dict[str, dict[str, Any]] = {}  # launch options of each engine; they are part of the result
+    # Launch options of each engine; they are part of the result.
+    options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     workload: Workload
+    arrivals: Arrivals = Poisson()
+    cache: Cache = "cold"  # warm: what requests share may come from a prefix cache, and is the same in all cells
     slo: SLO
     search: Search = Search()
     cell: Cell = Cell()
@@ -165,8 +151,12 @@ class Scenario(Strict, frozen=True, kw_only=True):
 
     @property
     def longest_output(self) -> int:
-        output = self.workload.output
-        return output.tokens if isinstance(output, Fixed) else output.high
+        return longest_output(self.workload)
+
+    @property
+    def exact_output(self) -> bool:
+        """Whether each answer has as many tokens as were asked for; else the model ends it, at most there."""
+        return not ends_naturally(self.workload)
 
     def with_model(self, model: str) -> Scenario:
         return msgspec.structs.replace(self, model=model)
@@ -215,9 +205,8 @@ def _convert(document: Mapping[str, Any], source: str) -> Scenario:
         scenario = msgspec.convert(document, Scenario)
     except msgspec.ValidationError as error:
         raise ScenarioError(f"{source}: {_explain(str(error), document)}") from error
-    for where, lengths in _all_lengths(scenario.workload):
-        if not isinstance(lengths, Fixed) and lengths.low > lengths.high:
-            raise ScenarioError(f"{source}: `workload.{where}.low` is above `high` ({lengths.low} > {lengths.high}).")
+    if fault := contradiction(scenario.workload, scenario.arrivals):
+        raise ScenarioError(f"{source}: {fault}")
     if scenario.search.min_rps > scenario.search.max_rps:
         raise ScenarioError(f"{source}: `search.min_rps` is above `search.max_rps`.")
     if scenario.settings.min_rung > scenario.settings.max_rung:
@@ -225,13 +214,6 @@ def _convert(document: Mapping[str, Any], source: str) -> Scenario:
             f"{source}: no rung of the ladder lies between `search.min_rps` and `search.max_rps`; move `start_rps`."
         )
     return scenario
-
-
-def _all_lengths(workload: Workload) -> list[tuple[str, Lengths]]:
-    lengths: list[tuple[str, Lengths]] = [("output", workload.output)]
-    if isinstance(workload, SyntheticWorkload):
-        lengths.append(("prompt", workload.prompt))
-    return lengths
 
 
 def _explain(message: str, document: Mapping[str, Any]) -> str:
@@ -251,11 +233,14 @@ def known_keys(document: Mapping[str, Any], path: str) -> list[str]:
     kind: Any = Scenario
     value: Any = document
     for name in filter(None, path.split(".")):
-        kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
+        kind = next(field.type for field in msgspec.structs.fields(kind) if field.encode_name == name)
         value = value.get(name) if isinstance(value, Mapping) else None
-        if get_args(kind):  # a union of structs that are told apart by their `kind`
+        members = [member for member in get_args(kind) if member is not type(None)]
+        if len(members) > 1:  # a union of structs that are told apart by their `kind`
             wanted = value.get("kind") if isinstance(value, Mapping) else None
-            kind = next(member for member in get_args(kind) if member.__struct_config__.tag == wanted)
+            kind = next(member for member in members if member.__struct_config__.tag == wanted)
+        elif members:
+            kind = members[0]
     fields = [field.encode_name for field in msgspec.structs.fields(kind)]
     tag_field = kind.__struct_config__.tag_field
     own = [*fields, tag_field] if tag_field else fields

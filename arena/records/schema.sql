@@ -28,14 +28,16 @@ CREATE TABLE IF NOT EXISTS engines (
     capability_json VARCHAR NOT NULL
 );
 
--- One plan serves every engine; it is stored once, under the digest of its content.
+-- One plan serves every engine; it is stored once, under the digest of its content. `drawn_json` says how its arrivals came
+-- about, NULL where somebody wrote them down.
 CREATE TABLE IF NOT EXISTS plans (
     plan_sha256 VARCHAR PRIMARY KEY,
     kind VARCHAR NOT NULL,
     rate_rps DOUBLE NOT NULL,
     warmup_ns BIGINT NOT NULL,
     horizon_ns BIGINT NOT NULL,
-    n INTEGER NOT NULL
+    n INTEGER NOT NULL,
+    drawn_json VARCHAR
 );
 
 CREATE TABLE IF NOT EXISTS plan_rows (
@@ -43,7 +45,8 @@ CREATE TABLE IF NOT EXISTS plan_rows (
     seq INTEGER NOT NULL,
     scheduled_ns BIGINT NOT NULL,
     prompt_id VARCHAR NOT NULL,
-    max_tokens INTEGER NOT NULL
+    max_tokens INTEGER NOT NULL,
+    prompt_tokens INTEGER -- as asked; NULL where the workload does not say
 );
 
 -- `status` is the audit's word on the cell; `ingested_utc` says that its spool is in. They are different facts.

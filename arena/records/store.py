@@ -24,12 +24,13 @@ from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 import duckdb
+import msgspec
 
 from arena.load import spool as spools
 from arena.load.plan import CellPlan
 from arena.load.spool import SpoolError, SpoolFooter, SpoolHeader
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 CellStatus: TypeAlias = Literal["planned", "ok", "invalid_client", "invalid_cache", "unstable", "aborted"]
 
@@ -286,6 +287,7 @@ class Store:
                 "warmup_ns": plan.warmup_ns,
                 "horizon_ns": plan.horizon_ns,
                 "n": len(plan.requests),
+                "drawn_json": None if plan.drawn is None else msgspec.json.encode(plan.drawn).decode(),
             },
         )
         columns = [
@@ -293,10 +295,11 @@ class Store:
             [request.scheduled_ns for request in plan.requests],
             [request.prompt_id for request in plan.requests],
             [request.max_tokens for request in plan.requests],
+            [request.prompt_tokens for request in plan.requests],
         ]
         self._connection.execute(
             "INSERT INTO plan_rows SELECT ?, unnest(?::INTEGER[]), unnest(?::BIGINT[]), unnest(?::VARCHAR[]), "
-            "unnest(?::INTEGER[])",
+            "unnest(?::INTEGER[]), unnest(?::INTEGER[])",
             [plan.sha256, *columns],
         )
 

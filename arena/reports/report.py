@@ -20,7 +20,8 @@ from rich.table import Table
 
 from arena.judging.results import CellResult, EngineResult, RaceResult, summary
 from arena.judging.stats import Verdict, holds
-from arena.race.scenario import FileWorkload, Fixed, Lengths, Scenario, Uniform
+from arena.load.describe import answer_words, arrival_words, prompt_words
+from arena.race.scenario import Scenario
 from arena.reports.evidence import evidence
 from arena.reports.plots import all_plots, comparable_rate, nice_ticks, script
 from arena.reports.wording import esc, headline, interval_words, milliseconds, rate_words
@@ -32,7 +33,9 @@ CHECK_NAMES = {
     "unsent_requests": "requests that never left",
     "cached_prompt_share": "prompt tokens from prefix cache",
     "unserved_share": "backlog growth / offered load",
-    "arrival_gaps_p": "arrival gaps exponential (p)",
+    "prompt_length_excess": "prompt tokens counted beyond those asked",
+    "arrival_error_ns": "arrivals off their places (ns)",
+    "arrival_gaps_p": "arrival gaps as drawn (p)",
     "arrival_count_p": "arrival count fits rate (p)",
     "arrival_dispersion_p": "arrivals disperse as Poisson (p)",
     "arrivals": "arrivals, too few to audit",
@@ -240,10 +243,11 @@ def _workload(result: RaceResult) -> str:
     rows = [
         ("scenario", f"{scenario.title or scenario.name}"),
         ("limits", f"p{slo.percentile:g} TTFT {slo.ttft_ms:g} ms, p{slo.percentile:g} TPOT {slo.tpot_ms:g} ms, joint"),
-        ("prompts", _prompt_words(scenario)),
+        ("prompts", prompt_words(scenario.workload)),
         ("as counted", _counted_words(result)),
-        ("answers", f"{length_words(scenario.workload.output)}, temperature 0, end of text ignored"),
-        ("arrivals", "Poisson, open loop, one seeded schedule for all engines"),
+        ("answers", answer_words(scenario.workload)),
+        ("arrivals", arrival_words(scenario.arrivals)),
+        ("caches", "warm: shared beginnings may be reused" if scenario.cache == "warm" else "cold"),
         ("cells", _cell_words(scenario)),
         ("order", f"{_order_words(result)}"),
         ("seed", f"{result.seed}"),
@@ -257,27 +261,12 @@ def _cell_words(scenario: Scenario) -> str:
     return f"{cell.warmup_s:g} s warm-up, {cell.duration_s:g} s measured ({longer}), load kept up until the last answer"
 
 
-def _prompt_words(scenario: Scenario) -> str:
-    if isinstance(scenario.workload, FileWorkload):
-        return f"lines of {scenario.workload.path}, each made unique by a line of random words"
-    return f"{length_words(scenario.workload.prompt)} of random words, about one token each; no two share a beginning"
-
-
 def _counted_words(result: RaceResult) -> str:
     """The engines' own word on the lengths; chat template and system prompt are inside the prompt's."""
     prompt, answer = result.prompt_tokens, result.answer_tokens
     if prompt is None or answer is None:
         return "the engines report no token counts"
     return f"median prompt {prompt:g} tokens with the chat template, median answer {answer:g}"
-
-
-def length_words(lengths: Lengths) -> str:
-    if isinstance(lengths, Fixed):
-        return f"{lengths.tokens} tokens"
-    if isinstance(lengths, Uniform):
-        return f"{lengths.low} to {lengths.high} tokens, uniform"
-    shape = f"median {lengths.median} tokens, sigma {lengths.sigma:g}"
-    return f"log-normal, {shape}, within {lengths.low} to {lengths.high}"
 
 
 def _order_words(result: RaceResult) -> str:

@@ -74,7 +74,6 @@ def card(out: Path, contenders: list[Contender], *, text: str = SCENARIO, seed: 
         started_utc="2026-01-01T00:00:00+00:00",
         seed=seed,
         scenario=parse(text, source="test"),
-        prompts_text="",
         quick=True,
         contenders=contenders,
         out=out,

@@ -126,7 +126,8 @@ def test_a_prompts_file_is_found_beside_its_scenario_and_missed_by_name(tmp_path
         load_scenario(str(tmp_path / "s.yaml"), quick=False)
     (tmp_path / "p.jsonl").write_text('{"prompt": "hello"}\n')
     assert load_scenario(str(tmp_path / "s.yaml"), quick=False, model="other").scenario.model == "other"
-    assert load_scenario(str(tmp_path / "s.yaml"), quick=False).prompts_text == '{"prompt": "hello"}\n'
+    chats = load_scenario(str(tmp_path / "s.yaml"), quick=False).material.chats
+    assert [chat.messages for chat in chats] == [[{"role": "user", "content": "hello"}]]
 
 
 @pytest.mark.parametrize(
