@@ -54,6 +54,9 @@ def run(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print summary.json on stdout; progress goes to stderr.")
     ] = False,
+    events: Annotated[
+        bool, typer.Option("--events", help="Print each step on stdout as a JSON object, the summary last.")
+    ] = False,
     model: Annotated[str | None, typer.Option(help="Race with this model instead of the scenario's.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Repeat the plans of an earlier race.")] = None,
     option: EngineOption = None,
@@ -71,15 +74,19 @@ def run(
 
     Example: goodgate arena run chat --quick --engines native,llama_cpp
 
+    Example: goodgate arena run chat --events | jq -c 'select(.event == "cell_judged")'
+
     Example: goodgate arena run chat --targets a=http://127.0.0.1:8000,b=http://127.0.0.1:8001@my-model
     """
     with errors():
+        if as_json and events:
+            raise Misuse("--json and --events both write to stdout; --events ends with the summary, so use it alone.")
         key = api_key(api_key_env) if api_key_env else None
         loaded = _loaded(scenario, quick=quick, model=model)
         contenders = contenders_of(loaded.scenario, engines, targets or [], option or [], key)
         names = [contender.name for contender in contenders]
         loaded = replace(loaded, scenario=priced(loaded.scenario, price or [], names))
-        _race(_card(loaded, contenders, out, quick=quick, seed=seed), as_json=as_json)
+        _race(_card(loaded, contenders, out, quick=quick, seed=seed), as_json=as_json, events=events)
 
 
 def _loaded(name: str, *, quick: bool, model: str | None) -> LoadedScenario:
@@ -115,23 +122,26 @@ def _card(
     )
 
 
-def _race(card: RaceCard, *, as_json: bool) -> None:
+def _race(card: RaceCard, *, as_json: bool, events: bool) -> None:
     import duckdb
 
     from arena.judging.results import summary
     from arena.load.spool import SpoolError
     from arena.race.bakeoff import race
+    from arena.race.events import EventLines, Several
     from arena.race.progress import RaceScreen
     from arena.reports.report import publish, ranking_table
 
     names = [contender.name for contender in card.contenders]
-    console = Console(stderr=as_json)
+    console = Console(stderr=as_json or events)
+    told = EventLines(typer.echo)
     console.print(_opening(card.scenario, names), highlight=False, soft_wrap=True)
     for sentence in card.material.told:
         console.print(escape(sentence), highlight=False, soft_wrap=True)
     try:
-        with RaceScreen(console, names, card.scenario.slo.percentile) as screen:
-            result = asyncio.run(_interruptible(race(card, screen)))
+        with RaceScreen(console, names, card.scenario) as screen:
+            show = Several([screen, told]) if events else screen
+            result = asyncio.run(_interruptible(race(card, show)))
     except (duckdb.Error, SpoolError) as error:
         raise Failure(f"The race ended, its files in {card.out} could not be written: {error}") from error
     publish(result, card.out)
@@ -139,6 +149,8 @@ def _race(card: RaceCard, *, as_json: bool) -> None:
     console.print(f"Report: {card.out / 'report.html'}", highlight=False, soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(summary(result), indent=2))
+    if events:
+        told.tell("result", summary=summary(result))
     if result.notes.interrupted:
         raise Failure("The race was interrupted; the report shows what had been measured.")
     if not any(engine.rank for engine in result.engines):

@@ -22,6 +22,7 @@ from arena.judging.ranking import RankSet, compare_all, rank_sets
 from arena.judging.search import Goodput, Knee, Outcome, estimate
 from arena.judging.shape import UNTOLD, Shape, measured_shape
 from arena.judging.stats import Verdict
+from arena.judging.traces import Traces, read_traces
 from arena.load.arrivals import Drawn
 from arena.load.loadgen import lag_budget_ms
 from arena.race.scenario import SLO, Scenario
@@ -150,6 +151,7 @@ class RaceResult:
     prompt_tokens: float | None  # medians over all answers, by the engines' own count
     answer_tokens: float | None
     shape: Shape = UNTOLD
+    traces: Traces = field(default_factory=Traces)  # what a report draws request by request
 
     @property
     def scenario(self) -> Scenario:
@@ -204,6 +206,7 @@ def judge_race(store: Store) -> RaceResult:
         prompt_tokens=_median_of(store, "in_tok_usage"),
         answer_tokens=_median_of(store, "out_tok_usage"),
         shape=measured_shape(store),
+        traces=read_traces(store, judged, ttft_ms=scenario.slo.ttft_ms, tpot_ms=scenario.slo.tpot_ms),
     )
 
 

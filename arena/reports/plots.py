@@ -1,157 +1,258 @@
-"""The plots of a report, as Plotly wants them: data and layouts, and the script that draws them. Pure.
-
-Whatever comes from an engine is escaped, since Plotly reads some HTML in its texts.
-"""
+"""The charts of a report as data: points on axes, each chart with a sentence and a table of its figures. Pure."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
 
-from arena.judging.results import QUANTILES, EngineResult, RaceResult, Sample, tpots
+from arena.judging.results import EngineResult, RaceResult, Sample, tpots
 from arena.judging.stats import attainment_interval, holds, quantile
-from arena.reports.wording import esc, rate_words
+from arena.judging.traces import comparable_rate
+from arena.reports.document import Axis, Chart, Diagonal, Point, Rule, Series, Table
+from arena.reports.wording import figure, milliseconds, rate_words, share_words
+
+PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+DEPTHS = (
+    (0.0, "0"),
+    (math.log10(2), "50"),
+    (1.0, "90"),
+    (2.0, "99"),
+    (3.0, "99.9"),
+)  # of the tail: -log10(share above)
+STEPS = 80
 
 
-def all_plots(result: RaceResult, colours: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """By the id of their place in the page."""
-    return {
-        "attainment": attainment_plot(result, colours),
-        "ttft-rate": latency_by_rate_plot(result, colours, "ttft"),
-        "tpot-rate": latency_by_rate_plot(result, colours, "tpot"),
-        "ttft-dist": distribution_plot(result, colours, "ttft"),
-        "tpot-dist": distribution_plot(result, colours, "tpot"),
-    }
+def legend(result: RaceResult) -> tuple[tuple[int, str], ...]:
+    return tuple((place, engine.name) for place, engine in enumerate(result.engines) if by_rate(engine))
 
 
-def script(plots: dict[str, dict[str, Any]]) -> str:
-    """Draw every plot that has a place, in the page's own ink, so that they fit its light and its dark dress."""
-    data = json.dumps(plots).replace("<", "\\u003c")  # no text may end the script element
+def rate_charts(result: RaceResult) -> tuple[Chart, ...]:
+    """What happens as the offered rate rises."""
     return (
-        f"const plots = {data};\n"
-        """const style = getComputedStyle(document.documentElement), of = name => style.getPropertyValue(name).trim();
-for (const [id, plot] of Object.entries(plots)) {
-  const place = document.getElementById(id);
-  if (!place) continue;
-  const axis = {gridcolor: of('--line'), zeroline: false, linecolor: of('--line'), tickfont: {size: 11.5},
-    automargin: true};
-  const layout = {...plot.layout, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
-    font: {family: getComputedStyle(document.body).fontFamily, size: 12.5, color: of('--soft')},
-    margin: {l: 52, r: 16, t: 30, b: 44}, hoverlabel: {font: {family: 'inherit'}},
-    xaxis: {...axis, ...plot.layout.xaxis}, yaxis: {...axis, ...plot.layout.yaxis}};
-  for (const shape of layout.shapes || []) if (shape.line.color === 'ink') shape.line.color = of('--soft');
-  Plotly.newPlot(place, plot.data, layout, {displayModeBar: false, responsive: true});
-}
-"""
+        attainment_chart(result),
+        *flow_charts(result),
+        latency_by_rate(result, "ttft"),
+        latency_by_rate(result, "tpot"),
     )
 
 
-def attainment_plot(result: RaceResult, colours: dict[str, str]) -> dict[str, Any]:
+def attainment_chart(result: RaceResult) -> Chart:
     slo = result.scenario.slo
-    data, shapes = [], [_line_at(slo.percentile, "y")]
-    for engine in result.engines:
-        points = by_rate(engine)
-        if not points:
-            continue
-        share = [100 * (1 - misses / n) for _, n, misses, _ in points]
-        bounds = [attainment_interval(n, misses) for _, n, misses, _ in points]
-        held = [stable and holds(n, misses, percentile=slo.percentile) for _, n, misses, stable in points]
-        colour = colours[engine.engine_id]
-        hover = [
-            f"{esc(engine.name)}<br>{rate_words(rate)} requests/s<br>{n - misses} of {n} in time"
-            f"{'' if stable else '<br>backlog grows'}"
-            for rate, n, misses, stable in points
-        ]
-        data.append(
-            {
-                "type": "scatter", "mode": "lines+markers", "name": esc(engine.name),
-                "x": [point[0] for point in points], "y": share,
-                "text": hover, "hoverinfo": "text", "line": {"color": colour, "width": 2.5},
-                "marker": {"size": 11, "color": colour, "symbol": ["circle" if ok else "circle-open" for ok in held],
-                           "line": {"width": 2.5, "color": colour}},
-                "error_y": {"type": "data", "symmetric": False, "thickness": 1.2, "width": 3, "color": colour + "77",
-                            "array": [100 * high - y for y, (_, high) in zip(share, bounds, strict=True)],
-                            "arrayminus": [y - 100 * low for y, (low, _) in zip(share, bounds, strict=True)]},
-            }
-        )  # fmt: skip
+    series, rows = [], []
+    rules = [Rule("y", slo.percentile, f"target {slo.percentile:g} %")]
+    for place, engine in _with_cells(result):
+        points = []
+        for rate, n, misses, stable in by_rate(engine):
+            low, high = attainment_interval(n, misses)
+            held = stable and holds(n, misses, percentile=slo.percentile)
+            share = share_words(1 - misses / n)
+            words = f"{n - misses} of {n} in time{'' if stable else ', backlog grows'}"
+            hover = f"{engine.name}, {rate_words(rate)} requests/s: {words}"
+            points.append(Point(rate, 100 * (1 - misses / n), hover, 100 * low, 100 * high, is_hollow=not held))
+            interval = f"{share_words(low)} to {share_words(high)}"
+            rows.append((engine.name, rate_words(rate), words, share, interval, "held" if held else "did not hold"))
+        series.append(Series(engine.name, place, tuple(points)))
         if engine.goodput and engine.goodput.rate_rps:
-            line = {"color": colour, "width": 1.5, "dash": "dot"}
-            shapes.append(_line_at(engine.goodput.rate_rps, "x", line))
-    layout = {
-        "xaxis": _rate_axis(result),
-        "yaxis": {"title": {"text": "requests in time"}, "range": [-3, 104], "ticksuffix": " %"},
-        "shapes": shapes, "legend": {"orientation": "h", "y": 1.12, "x": 0}, "showlegend": True, "hovermode": "closest",
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+            rules.append(Rule("x", engine.goodput.rate_rps, engine=place))
+    return Chart(
+        title="Requests in time",
+        alt=f"Share of requests in time against the offered rate, for each engine; the target is {slo.percentile:g} %.",
+        x=rate_axis(result),
+        y=Axis("requests in time, %", 0, 100, tuple((value, f"{value}") for value in (0, 25, 50, 75, 100))),
+        series=tuple(series),
+        rules=tuple(rules),
+        table=Table(
+            ("engine", "requests/s", "requests", "in time", "95 % interval", "verdict"), tuple(rows), numeric=(1, 3, 4)
+        ),
+    )
 
 
-def latency_by_rate_plot(result: RaceResult, colours: dict[str, str], metric: str) -> dict[str, Any]:
+def flow_charts(result: RaceResult) -> Iterator[Chart]:
+    """Goodput and throughput inside the cells, against what was offered; nothing where the race has no raw rows."""
+    known = {
+        place: flows
+        for place, engine in _with_cells(result)
+        if (
+            flows := [
+                flow for cell in engine.cells if cell.is_valid and (flow := result.traces.flows.get(cell.cell_id))
+            ]
+        )
+    }
+    if not known:
+        return
+    yield _flow_chart(
+        result,
+        {place: [(flow.offered_rps, flow.good_rps) for flow in flows] for place, flows in known.items()},
+        "Good requests",
+        "good requests/s",
+        "Requests a second that met both limits, against the requests a second that were due. "
+        "An engine that carries the load stays on the diagonal.",
+    )
+    yield _flow_chart(
+        result,
+        {place: [(flow.offered_rps, flow.completed_rps) for flow in flows] for place, flows in known.items()},
+        "Saturation",
+        "answers/s",
+        "Answers completed a second, late ones too, against the requests a second that were due. "
+        "Where the curve leaves the diagonal, the engine is full.",
+    )
+
+
+def _flow_chart(
+    result: RaceResult, known: Mapping[int, Sequence[tuple[float, float]]], title: str, label: str, alt: str
+) -> Chart:
+    series, rows = [], []
+    for place, flows in known.items():
+        name = result.engines[place].name
+        points = [
+            Point(offered, done, f"{name}: {rate_words(done)} of {rate_words(offered)} requests/s")
+            for offered, done in sorted(flows)
+        ]
+        series.append(Series(name, place, tuple(points)))
+        rows += [(name, rate_words(point.x), rate_words(point.y)) for point in points]
+    offered = [offered for flows in known.values() for offered, _ in flows if offered > 0] or [1.0]
+    low, high = min(offered) / 1.25, max(offered) * 1.25  # what falls far behind lies at the lower edge
+    ticks = tuple((tick, f"{tick:g}") for tick in nice_ticks(low, high))
+    return Chart(
+        title=title,
+        alt=alt,
+        x=Axis("requests due, 1/s", low, high, ticks, is_log=True),
+        y=Axis(label, low, high, ticks, is_log=True),
+        series=tuple(series),
+        diagonal=Diagonal("all that was due"),
+        table=Table(("engine", "due/s", label), tuple(rows), numeric=(1, 2)),
+    )
+
+
+def latency_by_rate(result: RaceResult, metric: str) -> Chart:
     percentile = result.scenario.slo.percentile
     lines = []
-    for engine in result.engines:
-        rates = sorted({cell.rate_rps for cell in engine.cells if cell.is_valid and cell.samples})
-        values = [_quantile(_samples_at(engine, rate), metric, percentile) for rate in rates]
-        lines.append((f"{engine.name}", colours[engine.engine_id], rates, values))
-    layout = {"title": _title(f"p{percentile:g} {metric.upper()}"), "xaxis": _rate_axis(result)}
-    return _latency_plot(result, metric, lines, layout, "%{x:.3g} requests/s")
+    for place, engine in _with_cells(result):
+        values = [(rate, _quantile(samples_at(engine, rate), metric, percentile)) for rate, *_ in by_rate(engine)]
+        lines.append((place, [(rate, value) for rate, value in values if value is not None]))
+    axis = latency_axis(metric, [value for _, points in lines for _, value in points], limit_of(result, metric))
+    series = [
+        Series(
+            result.engines[place].name,
+            place,
+            tuple(
+                _latency_point(rate, value, axis, f"{result.engines[place].name}, {rate_words(rate)} requests/s")
+                for rate, value in points
+            ),
+        )
+        for place, points in lines
+    ]
+    rows = [
+        (result.engines[place].name, rate_words(rate), milliseconds(value))
+        for place, points in lines
+        for rate, value in points
+    ]
+    name = f"p{percentile:g} {metric.upper()}"
+    return Chart(
+        title=name,
+        alt=f"{name} against the offered rate, for each engine, with the limit of {limit_of(result, metric):g} ms.",
+        x=rate_axis(result),
+        y=axis,
+        series=tuple(series),
+        rules=(_limit(result, metric),),
+        table=Table(("engine", "requests/s", name), tuple(rows), numeric=(1, 2)),
+    )
 
 
-def distribution_plot(result: RaceResult, colours: dict[str, str], metric: str) -> dict[str, Any]:
-    names = [f"p{percentile:g}" for percentile in QUANTILES]
-    lines = []
-    for engine in result.engines:
-        rate = comparable_rate(result, engine)
-        if rate is not None:
-            values = [_quantile(_samples_at(engine, rate), metric, percentile) for percentile in QUANTILES]
-            lines.append((f"{engine.name} at {rate_words(rate)}/s", colours[engine.engine_id], names, values))
-    layout = {"title": _title(f"{metric.upper()} by percentile"), "xaxis": {"type": "category"}}
-    return _latency_plot(result, metric, lines, layout, "%{x}")
+def distribution_charts(result: RaceResult) -> Iterator[Chart]:
+    """How slow the slowest requests are, each engine at the rate that all can be compared at."""
+    for metric in ("ttft", "tpot"):
+        values = {}
+        for place, engine in _with_cells(result):
+            samples = samples_at(engine, comparable_rate(result.engines, engine))
+            values[place] = sorted(sample.ttft_ms for sample in samples) if metric == "ttft" else sorted(tpots(samples))
+        yield _distribution(result, values, metric.upper(), _limit(result, metric), "requests")
+    gaps = {
+        place: list(result.traces.gaps_ms[engine.engine_id])
+        for place, engine in _with_cells(result)
+        if engine.engine_id in result.traces.gaps_ms
+    }
+    if gaps:
+        yield _distribution(result, gaps, "ITL", None, "pauses")
 
 
-Line: TypeAlias = tuple[str, str, Sequence[float] | Sequence[str], Sequence[float | None]]  # name, colour, x, ms
+def _distribution(
+    result: RaceResult, values: Mapping[int, Sequence[float]], name: str, rule: Rule | None, what: str
+) -> Chart:
+    limit = rule.value if rule else 1.0
+    axis = latency_axis(name, [value for known in values.values() for value in known], limit)
+    largest = max((len(known) for known in values.values()), default=1)
+    far = max(2.0, min(3.0, math.log10(max(largest, 2))))
+    series, rows = [], []
+    for place, known in values.items():
+        if not known:
+            continue
+        engine = result.engines[place].name
+        deepest = min(far, math.log10(len(known)) if len(known) > 1 else 0.3)
+        points = []
+        for step in range(STEPS + 1):
+            depth = deepest * step / STEPS
+            value = _order_statistic(known, 1 - 10**-depth)
+            points.append(_latency_point(depth, value, axis, ""))
+            if math.isinf(value):
+                break
+        series.append(Series(engine, place, tuple(points), has_marks=False))
+        failed = sum(map(math.isinf, known))
+        quantiles = [milliseconds(_order_statistic(known, percentile / 100)) for percentile in PERCENTILES]
+        rows.append((engine, *quantiles, str(len(known)), str(failed)))
+    return Chart(
+        title=f"{name}, from the typical to the slowest",
+        alt=f"{name} by percentile, for each engine; failures are infinitely late and leave at the upper edge.",
+        x=Axis(
+            f"% of {what} that are faster", 0, far,
+            tuple((depth, words) for depth, words in DEPTHS if depth <= far),
+        ),
+        y=axis,
+        series=tuple(series),
+        rules=(rule,) if rule else (),
+        table=Table(
+            ("engine", *(f"p{percentile:g}" for percentile in PERCENTILES), "of", "failed"), tuple(rows),
+            numeric=(1, 2, 3, 4, 5, 6),
+        ),
+    )  # fmt: skip
 
 
-def _latency_plot(
-    result: RaceResult, metric: str, lines: Sequence[Line], layout: dict[str, Any], place: str
-) -> dict[str, Any]:
-    """Latencies on a log axis with the limit across it. An infinite one (failures) is a triangle at the upper edge."""
-    limit = result.scenario.slo.ttft_ms if metric == "ttft" else result.scenario.slo.tpot_ms
-    finite = [value for _, _, _, values in lines for value in values if value is not None and 0 < value < math.inf]
-    low, high = min([*finite, limit]) / 1.4, max([*finite, limit]) * 1.6
-    data = []
-    for name, colour, x, values in lines:
-        ends = [value is not None and math.isinf(value) for value in values]
-        words = [f"{value:.1f} ms" if value is not None and value < math.inf else "failed" for value in values]
-        data.append(
-            {
-                "type": "scatter", "mode": "lines+markers", "x": x, "y": [min(high, v) if v else None for v in values],
-                "text": words, "line": {"color": colour, "width": 2.5}, "showlegend": False, "cliponaxis": False,
-                "marker": {"size": [12 if end else 8 for end in ends], "color": colour, "opacity": 1,
-                           "symbol": ["triangle-up" if end else "circle" for end in ends]},
-                "hovertemplate": f"{esc(name)}<br>{place}: %{{text}}<extra></extra>",
-            }
-        )  # fmt: skip
-    label = {
-        "text": f"limit {limit:g} ms", "x": 1, "xref": "paper", "xanchor": "right", "y": math.log10(limit),
-        "yanchor": "bottom", "showarrow": False, "font": {"size": 11},
-    }  # fmt: skip
-    axis = {
-        "type": "log", "title": {"text": "ms"}, "range": [math.log10(low), math.log10(high)],
-        "tickvals": nice_ticks(low, high), "tickformat": "~r",
-    }  # fmt: skip
-    return {"data": data, "layout": {**layout, "yaxis": axis, "shapes": [_line_at(limit, "y")], "annotations": [label]}}
+def _order_statistic(ordered: Sequence[float], share: float) -> float:
+    """A value that occurred: the one at rank ceil(share * n)."""
+    return ordered[min(len(ordered), max(1, math.ceil(share * len(ordered) - 1e-9))) - 1]
 
 
-def comparable_rate(result: RaceResult, engine: EngineResult) -> float | None:
-    """The tested rate of this engine that is nearest to the lowest goodput of all: a load that every engine carries."""
-    goodputs = [other.goodput.rate_rps for other in result.engines if other.goodput and other.goodput.rate_rps]
-    rates = {cell.rate_rps for cell in engine.cells if cell.is_valid and cell.samples}
-    if not rates:
-        return None
-    reference = min(goodputs) if goodputs else min(rates)
-    return min(rates, key=lambda rate: abs(math.log(rate / reference)))
+def _latency_point(x: float, value: float, axis: Axis, where: str) -> Point:
+    """An infinite latency (a failure) is an arrow at the upper edge."""
+    words = f"{where}: {milliseconds(value)}" if where else ""
+    if math.isinf(value):
+        return Point(x, axis.high, words.replace("\N{INFINITY}", "failed"), at_edge=True)
+    return Point(x, value, words)
+
+
+def limit_of(result: RaceResult, metric: str) -> float:
+    return result.scenario.slo.ttft_ms if metric == "ttft" else result.scenario.slo.tpot_ms
+
+
+def _limit(result: RaceResult, metric: str) -> Rule:
+    return Rule("y", limit_of(result, metric), f"limit {limit_of(result, metric):g} ms")
+
+
+def latency_axis(metric: str, values: Sequence[float], limit: float) -> Axis:
+    """Logarithmic, with room for the limit and for an arrow above everything that is finite."""
+    finite = [value for value in values if 0 < value < math.inf]
+    low, high = min([*finite, limit]) / 1.3, max([*finite, limit]) * 1.6
+    return Axis(
+        f"{metric.upper()}, ms", low, high, tuple((tick, figure(tick)) for tick in nice_ticks(low, high)), is_log=True
+    )
+
+
+def rate_axis(result: RaceResult) -> Axis:
+    rates = [cell.rate_rps for engine in result.engines for cell in engine.cells] or [1.0]
+    low, high = min(rates) / 1.25, max(rates) * 1.25
+    return Axis(
+        "offered requests/s", low, high, tuple((tick, f"{tick:g}") for tick in nice_ticks(low, high)), is_log=True
+    )
 
 
 def by_rate(engine: EngineResult) -> list[tuple[float, int, int, bool]]:
@@ -164,30 +265,21 @@ def by_rate(engine: EngineResult) -> list[tuple[float, int, int, bool]]:
     return points
 
 
-def _samples_at(engine: EngineResult, rate: float) -> list[Sample]:
+def samples_at(engine: EngineResult, rate: float | None) -> list[Sample]:
     return [sample for cell in engine.cells if cell.is_valid and cell.rate_rps == rate for sample in cell.samples]
+
+
+def _with_cells(result: RaceResult) -> Iterator[tuple[int, EngineResult]]:
+    return ((place, engine) for place, engine in enumerate(result.engines) if by_rate(engine))
 
 
 def _quantile(samples: Sequence[Sample], metric: str, percentile: float) -> float | None:
     return quantile([sample.ttft_ms for sample in samples] if metric == "ttft" else tpots(samples), percentile)
 
 
-def _log_range(values: Sequence[float]) -> list[float]:
-    positive = [value for value in values if value > 0]
-    return [math.log10(min(positive)) - 0.15, math.log10(max(positive)) + 0.15]
-
-
-def _rate_axis(result: RaceResult) -> dict[str, Any]:
-    rates = [cell.rate_rps for engine in result.engines for cell in engine.cells] or [1.0]
-    return {
-        "type": "log", "title": {"text": "offered requests/s"}, "range": _log_range(rates),
-        "tickvals": nice_ticks(min(rates) / 1.3, max(rates) * 1.3), "tickformat": "~r",
-    }  # fmt: skip
-
-
 def nice_ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5 steps of a log axis; 1 to 9 where that would leave fewer than three."""
-    for steps in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
+    """On a log axis: the coarsest steps of which at least three lie inside it."""
+    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
         ticks = [
             step * 10.0**exponent
             for exponent in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -197,16 +289,3 @@ def nice_ticks(low: float, high: float) -> list[float]:
         if len(ticks) >= 3:
             break
     return [round(tick, 6) for tick in ticks]
-
-
-def _title(text: str) -> dict[str, Any]:
-    return {"text": text, "x": 0, "xref": "paper", "font": {"size": 13.5}}
-
-
-def _line_at(value: float, axis: str, line: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A line across the whole plot. The colour "ink" is the page's, filled in when it is drawn."""
-    other = "x" if axis == "y" else "y"
-    return {
-        "type": "line", f"{axis}0": value, f"{axis}1": value, f"{other}0": 0, f"{other}1": 1, f"{other}ref": "paper",
-        "layer": "below", "line": line or {"color": "ink", "width": 1.3, "dash": "dash"},
-    }  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
 
@@ -23,8 +22,8 @@ def headline(result: RaceResult) -> str:
         return carries
     tied = [engine for engine in ranked if engine.rank and engine.rank.lo == 1]
     if len(tied) > 1:
-        rates = _and([rate_words(engine.goodput.rate_rps) for engine in tied if engine.goodput])
-        return f"{_and([engine.name for engine in tied])} cannot be told apart ({rates} requests/s)"
+        rates = and_words([rate_words(engine.goodput.rate_rps) for engine in tied if engine.goodput])
+        return f"{and_words([engine.name for engine in tied])} cannot be told apart ({rates} requests/s)"
     second = ranked[1]
     assert second.goodput is not None
     if second.goodput.rate_rps == 0:
@@ -55,9 +54,25 @@ def milliseconds(value: float | None) -> str:
     return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
 
 
-def esc(value: object) -> str:
-    return html.escape(str(value))
+def share_words(share: float | None) -> str:
+    """A share in percent: 99.7 %, but never a rounded-up 100 % and never a rounded-down 0 %."""
+    if share is None:
+        return "-"
+    percent = 100 * share
+    digits = 1 if percent in (0, 100) or 0.05 <= percent < 99.95 else 3
+    return f"{percent:.{digits}f} %".replace(".0 %", " %")
 
 
-def _and(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+def figure(value: float | None) -> str:
+    """Three digits of any number, never as a power of ten where it can be read without."""
+    if value is None:
+        return "-"
+    return "\N{INFINITY}" if math.isinf(value) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} s" if value < 100 else f"{value:.0f} s"
+
+
+def and_words(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""

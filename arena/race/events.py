@@ -1,0 +1,94 @@
+"""A race for programs that watch it: each step as a JSON object on a line of its own.
+
+    {"event": "cell_judged", "t_s": 12.3, "engine": "a", "rate_rps": 4.0, "verdict": "pass", ...}
+
+`t_s` is seconds since the race began. The events are those of `arena.race.bakeoff.Show`, with the same names; at the
+end comes a `result` with the summary.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from arena.judging.results import CellResult
+from arena.load.loadgen import Progress
+
+if TYPE_CHECKING:
+    from arena.race.bakeoff import Show
+
+
+class EventLines:
+    """Each step of a race as one JSON object: `{"event": "cell_judged", "t_s": 12.3, "engine": "a", ...}`."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+        self._started = time.monotonic()
+
+    def engine_starting(self, name: str) -> None:
+        self.tell("engine_starting", engine=name)
+
+    def engine_ready(self, name: str, words: str) -> None:
+        self.tell("engine_ready", engine=name, words=words)
+
+    def engine_failed(self, name: str, words: str) -> None:
+        self.tell("engine_failed", engine=name, words=words)
+
+    def cell_starting(self, name: str, rate_rps: float, expected_s: float) -> None:
+        self.tell("cell_starting", engine=name, rate_rps=rate_rps, expected_s=round(expected_s, 1))
+
+    def cell_progress(self, name: str, progress: Progress) -> None:
+        counts = {"sent": progress.sent, "done": progress.done, "failed": progress.failed}
+        elapsed_s = round(progress.elapsed_s, 2)
+        self.tell("cell_progress", engine=name, elapsed_s=elapsed_s, in_flight=progress.in_flight, **counts)
+
+    def cell_judged(self, name: str, cell: CellResult) -> None:
+        self.tell(
+            "cell_judged",
+            engine=name,
+            cell=cell.cell_id,
+            rate_rps=cell.rate_rps,
+            status=cell.status,
+            reason=cell.reason,
+            verdict=cell.verdict.value,
+            requests=cell.requests,
+            misses=cell.misses,
+            failures=cell.failures,
+            attainment=cell.attainment,
+        )
+
+    def tell(self, event: str, **fields: Any) -> None:
+        self._write(json.dumps({"event": event, "t_s": round(time.monotonic() - self._started, 3), **fields}))
+
+
+class Several:
+    """One race shown in several ways."""
+
+    def __init__(self, shows: Sequence[Show]) -> None:
+        self._shows = tuple(shows)
+
+    def engine_starting(self, name: str) -> None:
+        for show in self._shows:
+            show.engine_starting(name)
+
+    def engine_ready(self, name: str, words: str) -> None:
+        for show in self._shows:
+            show.engine_ready(name, words)
+
+    def engine_failed(self, name: str, words: str) -> None:
+        for show in self._shows:
+            show.engine_failed(name, words)
+
+    def cell_starting(self, name: str, rate_rps: float, expected_s: float) -> None:
+        for show in self._shows:
+            show.cell_starting(name, rate_rps, expected_s)
+
+    def cell_progress(self, name: str, progress: Progress) -> None:
+        for show in self._shows:
+            show.cell_progress(name, progress)
+
+    def cell_judged(self, name: str, cell: CellResult) -> None:
+        for show in self._shows:
+            show.cell_judged(name, cell)
