@@ -1,6 +1,4 @@
-"""What a token costs at each engine's goodput: in joules where a counter could be read, in money where a price is given.
-Pure.
-"""
+"""What a token costs at each engine's goodput: in joules and in money, where they are known. Pure."""
 
 from __future__ import annotations
 
