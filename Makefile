@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 QUICK ?=
 
-.PHONY: demo cloud test check lint types format live matrix serve bakeoff bench-gateway setup clean help
+.PHONY: demo cloud older-duckdb test check lint types format live matrix serve bakeoff bench-gateway setup clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -49,6 +49,8 @@ bench-gateway: $(VENV)/.installed-dev  ## measure the gateway beside others and 
 
 cloud: $(VENV)/cloud/.installed  ## add litellm in an environment of its own, so that the cloud adapter's tests run
 
+older-duckdb: $(VENV)/duckdb-1.5/.installed  ## add an older DuckDB in an environment of its own, so that a test reads an archive with it
+
 setup: $(VENV)/.installed-dev  ## only the set-up, for developers
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -69,6 +71,11 @@ $(VENV)/cloud/.installed: constraints-cloud.txt
 	@echo "adding litellm beside them in $(VENV)/cloud (about 400 MB)"
 	@$(PYTHON) -m venv $(VENV)/cloud
 	@$(VENV)/cloud/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-cloud.txt litellm
+	@touch $@
+
+$(VENV)/duckdb-1.5/.installed:
+	@$(PYTHON) -m venv $(VENV)/duckdb-1.5
+	@$(VENV)/duckdb-1.5/bin/python -m pip install --quiet --disable-pip-version-check 'duckdb>=1.5,<1.6'
 	@touch $@
 
 clean:  ## remove the set-up (models and engines under .goodgate stay)

@@ -54,21 +54,30 @@ def errors() -> Iterator[None]:
 
 
 @contextmanager
-def open_store(folder: Path) -> Iterator[Store]:
-    """The store of a finished race, for reading. Judging writes nothing into it."""
+def open_store(folder: Path, *, settle: bool = False) -> Iterator[Store]:
+    """The store of a race that is over, for reading. Judging writes nothing into it.
+
+    `settle`: first bring in order what a killed race has left, and say on stderr what was done.
+    """
     import duckdb
 
+    from arena.load.spool import SpoolError
     from arena.records.store import Store, StoreError
 
     path = folder / "arena.duckdb"
     if not path.is_file():
         raise Misuse(f"{folder} holds no race (there is no {path}); give the --out folder of `goodgate arena run`.")
     try:
+        if settle:
+            from arena.race.recovery import settle as settled
+
+            for words in settled(folder):
+                typer.echo(words, err=True)
         with Store(path, read_only=True) as store:
             if not store.query("SELECT run_id FROM runs"):
                 raise Failure(f"{path} holds no run: the race ended before it began.")
             yield store
-    except StoreError as error:
+    except (StoreError, SpoolError) as error:
         raise Failure(str(error)) from error
     except (duckdb.Error, msgspec.DecodeError) as error:  # not a store of ours, or one that was tampered with
         raise Failure(f"{path} cannot be read: {str(error).splitlines()[0]}") from error

@@ -16,7 +16,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
 
@@ -99,6 +99,14 @@ class HealthRow(msgspec.Struct, tag_field="row", tag="health", kw_only=True):
     sockets: int
 
 
+class MetricRow(msgspec.Struct, tag_field="row", tag="metric", kw_only=True):
+    """One sample of the engine's own metrics, in a file beside the spool: `metric` is the series with its labels."""
+
+    t_ns: int
+    metric: str
+    value: float
+
+
 class SpoolFooter(msgspec.Struct, tag_field="row", tag="footer", kw_only=True):
     """`requests` counts the request rows before it. `cooldown_exhausted`: load ceased before the last measured
     answer."""
@@ -115,6 +123,7 @@ SpoolRow: TypeAlias = SpoolHeader | RequestRow | HealthRow | SpoolFooter
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(SpoolRow).decode
+_decode_metric = msgspec.json.Decoder(MetricRow).decode
 
 
 class SpoolError(Exception):
@@ -164,13 +173,18 @@ def worker_files(path: Path) -> list[Path]:
     return sorted(each for each in path.parent.glob(f"{glob.escape(path.name)}.w[0-9]*"))
 
 
+def metrics_file(path: Path) -> Path:
+    """Where the engine's own metrics during the cell lie beside its spool, when the engine has any."""
+    return path.with_name(path.name + ".metrics")
+
+
 def is_complete(path: Path) -> bool:
     return done_marker(path).exists()
 
 
 def remove(path: Path) -> None:
     """Take an older spool of this name away, its marker first."""
-    for part in (done_marker(path), path, plan_file(path), *worker_files(path)):
+    for part in (done_marker(path), path, plan_file(path), metrics_file(path), *worker_files(path)):
         part.unlink(missing_ok=True)
 
 
@@ -180,6 +194,23 @@ def read_rows(path: Path) -> Iterator[SpoolRow]:
         for line in file:
             if line.endswith(b"\n"):
                 yield _decode(line)
+
+
+def write_metrics(path: Path, rows: Sequence[MetricRow]) -> None:
+    """The engine's metrics beside a spool, whole or not at all. No rows, no file."""
+    if not rows:
+        return
+    target = metrics_file(path)
+    draft = target.with_name(target.name + ".tmp")
+    draft.write_bytes(b"".join(_encode(row) + b"\n" for row in rows))
+    draft.replace(target)
+
+
+def read_metrics(path: Path) -> list[MetricRow]:
+    """The engine's metrics beside a spool; none where the engine tells nothing."""
+    if not metrics_file(path).exists():
+        return []
+    return [_decode_metric(line) for line in metrics_file(path).read_bytes().splitlines()]
 
 
 def verify(path: Path) -> None:

@@ -37,6 +37,7 @@ from arena.race.energy import POWERCAP, readable_counters, sampled
 from arena.race.probe import WISHES, WISHES_OF_NATURAL_ENDS, Found, is_alive, probe, warm_up
 from arena.race.scenario import Scenario
 from arena.records.store import CellRecord, EngineRecord, RunRecord, Store
+from arena.records.verdicts import search_rows, verdict_rows
 
 # Goodput lies below the throughput of a burst, which no latency limit holds back. 0.75 is a first guess; the search
 # corrects it.
@@ -129,7 +130,9 @@ async def race(card: RaceCard, show: Show) -> RaceResult:
         finally:
             await course.stop_engines()
         course.record_run()
-        return results.judge_race(store)
+        result = results.judge_race(store)
+        store.record_verdicts(verdict_rows(result), search_rows(result))
+        return result
 
 
 def _stay_alive() -> None:

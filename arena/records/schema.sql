@@ -1,8 +1,10 @@
 -- Raw facts of one arena run. Times are BIGINT nanoseconds from the start of the cell, NULL where the thing never happened.
--- Nothing that can be computed is stored: metrics are views (views.sql).
+-- Metrics are views (views.sql). What judging said at the time (`search_steps`, `verdicts`) is kept beside the rows it was
+-- computed from, so that `goodgate arena check` can compute it again and compare.
 
 CREATE TABLE IF NOT EXISTS schema_meta (
     version INTEGER NOT NULL,
+    tool_version VARCHAR,
     duckdb_version VARCHAR NOT NULL
 );
 
@@ -13,6 +15,7 @@ CREATE TABLE IF NOT EXISTS runs (
     seed BIGINT NOT NULL,
     git_sha VARCHAR,
     host_json VARCHAR NOT NULL,
+    clock_json VARCHAR,
     notes VARCHAR
 );
 
@@ -24,6 +27,7 @@ CREATE TABLE IF NOT EXISTS engines (
     endpoint VARCHAR NOT NULL,
     model VARCHAR NOT NULL,
     weights_sha VARCHAR,
+    tokenizer_sha VARCHAR,
     flags_json VARCHAR NOT NULL,
     capability_json VARCHAR NOT NULL
 );
@@ -45,11 +49,14 @@ CREATE TABLE IF NOT EXISTS plan_rows (
     seq INTEGER NOT NULL,
     scheduled_ns BIGINT NOT NULL,
     prompt_id VARCHAR NOT NULL,
+    prompt_sha256 VARCHAR,
     max_tokens INTEGER NOT NULL,
     prompt_tokens INTEGER -- as asked; NULL where the workload does not say
 );
 
--- `status` is the audit's word on the cell; `ingested_utc` says that its spool is in. They are different facts.
+-- `status` is the audit's word on the cell, `unjudged` from ingestion until it has spoken; `ingested_utc` says that the spool
+-- is in. They are different facts. `slot` is the cell's place in the run, `phase_order` its engine's place in the round that
+-- it was run in. [steady_from_ns, steady_to_ns) is the window of scheduled times that is measured.
 CREATE TABLE IF NOT EXISTS cells (
     cell_id VARCHAR PRIMARY KEY,
     run_id VARCHAR NOT NULL,
@@ -57,9 +64,12 @@ CREATE TABLE IF NOT EXISTS cells (
     plan_sha256 VARCHAR NOT NULL,
     replicate INTEGER NOT NULL,
     slot INTEGER NOT NULL,
+    phase_order INTEGER,
     rate_rps DOUBLE NOT NULL,
     status VARCHAR NOT NULL,
     reason VARCHAR,
+    steady_from_ns BIGINT,
+    steady_to_ns BIGINT,
     epoch_unix_ns BIGINT,
     max_in_flight INTEGER,
     connections_opened INTEGER,
@@ -67,6 +77,9 @@ CREATE TABLE IF NOT EXISTS cells (
     gc_frozen BOOLEAN,
     timer VARCHAR,
     cpu_slice_ns BIGINT,
+    workers INTEGER,
+    clock VARCHAR,
+    foreign_cpu DOUBLE,
     ingested_utc TIMESTAMP
 );
 
@@ -102,6 +115,8 @@ CREATE TABLE IF NOT EXISTS requests (
     n_chunks INTEGER NOT NULL,
     n_recvs INTEGER NOT NULL,
     reused BOOLEAN,
+    worker INTEGER,
+    text VARCHAR,
     PRIMARY KEY (cell_id, seq)
 );
 
@@ -120,7 +135,9 @@ CREATE TABLE IF NOT EXISTS client_health (
     cpu DOUBLE NOT NULL,
     loop_lag_ns BIGINT NOT NULL,
     in_flight INTEGER NOT NULL,
-    sockets INTEGER NOT NULL
+    sockets INTEGER NOT NULL,
+    worker INTEGER,
+    machine_cpu DOUBLE
 );
 
 -- What this machine's energy counters showed while a cell ran: joules since the race began, by source (rapl:package-0,
@@ -130,6 +147,47 @@ CREATE TABLE IF NOT EXISTS energy (
     source VARCHAR NOT NULL,
     t_unix_ns BIGINT NOT NULL,
     joules DOUBLE NOT NULL
+);
+
+-- The engine's own metrics while the cell ran. A series has a row when its value is other than a second before.
+CREATE TABLE IF NOT EXISTS engine_health (
+    cell_id VARCHAR NOT NULL,
+    t_ns BIGINT NOT NULL,
+    metric VARCHAR NOT NULL,
+    value DOUBLE NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS search_steps (
+    engine_id VARCHAR NOT NULL,
+    step INTEGER NOT NULL,
+    cell_id VARCHAR NOT NULL,
+    rate_rps DOUBLE NOT NULL,
+    n INTEGER NOT NULL,
+    misses INTEGER NOT NULL,
+    design_effect DOUBLE NOT NULL,
+    n_eff DOUBLE NOT NULL,
+    verdict VARCHAR NOT NULL,
+    ci_lo DOUBLE,
+    ci_hi DOUBLE,
+    PRIMARY KEY (engine_id, step)
+);
+
+-- rate_pass: the highest rate that held, proven or not; rate_fail: the lowest above it that did not.
+CREATE TABLE IF NOT EXISTS verdicts (
+    run_id VARCHAR NOT NULL,
+    engine_id VARCHAR NOT NULL,
+    slo_id VARCHAR NOT NULL,
+    rate_pass DOUBLE,
+    pass_proven BOOLEAN,
+    rate_fail DOUBLE,
+    fail_proven BOOLEAN,
+    est DOUBLE,
+    lo DOUBLE,
+    hi DOUBLE,
+    rank_lo INTEGER,
+    rank_hi INTEGER,
+    evidence_sha VARCHAR,
+    PRIMARY KEY (run_id, engine_id, slo_id)
 );
 
 CREATE TABLE IF NOT EXISTS audits (

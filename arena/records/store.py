@@ -2,7 +2,9 @@
 
 Rows hold raw stamps only; every metric is a view (`views.sql`), so a better definition re-scores old runs. A cell is
 ingested in one transaction, as delete and insert: doing it again changes nothing, and a spool stays the truth until its
-cell carries `ingested_utc`. One process writes at a time.
+cell carries `ingested_utc`. Every other change is one transaction too, so that a killed writer leaves nothing half
+written, and a cell that it did not come to judge stays `unjudged`, which no verdict counts. One process writes at a
+time.
 
 >>> with Store(Path("out/arena.duckdb")) as store:
 ...     store.record_run(RunRecord(...))
@@ -14,10 +16,12 @@ cell carries `ingested_utc`. One process writes at a time.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
@@ -29,10 +33,14 @@ import msgspec
 from arena.load import spool as spools
 from arena.load.plan import CellPlan
 from arena.load.spool import SpoolError, SpoolFooter, SpoolHeader
+from arena.records.migrations import MIGRATIONS
+from arena.records.spool_sql import LOAD_METRICS, LOAD_SPOOL, MISSING
 
 SCHEMA_VERSION = 2
 
-CellStatus: TypeAlias = Literal["planned", "ok", "invalid_client", "invalid_cache", "unstable", "aborted"]
+CellStatus: TypeAlias = Literal["planned", "unjudged", "ok", "invalid_client", "invalid_cache", "unstable", "aborted"]
+"""planned: announced, its spool is not in. unjudged: its rows are in, the audit has not spoken. The rest is the audit's
+word."""
 
 
 class StoreError(Exception):
@@ -47,6 +55,7 @@ class RunRecord:
     seed: int
     git_sha: str | None = None
     host: Mapping[str, Any]
+    clock: Mapping[str, Any] = field(default_factory=dict)  # what the stamps were read from
     notes: str | None = None
 
 
@@ -59,6 +68,7 @@ class EngineRecord:
     endpoint: str
     model: str
     weights_sha: str | None = None
+    tokenizer_sha: str | None = None
     flags: Mapping[str, Any]
     capability: Mapping[str, Any]
 
@@ -70,6 +80,7 @@ class CellRecord:
     engine_id: str
     replicate: int
     slot: int  # place in the interleaved order of the run
+    phase_order: int | None = None  # the engine's place in the round that the cell belongs to, from 1
     rate_rps: float
 
 
@@ -111,12 +122,9 @@ class Store:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._connection = duckdb.connect(str(path), read_only=read_only)
+        self._in_transaction = False
         try:
-            self._refuse_other_versions(path)
-            if read_only:
-                self._define_views("TEMP ")
-            else:
-                self._prepare()
+            self._open(path, read_only=read_only)
         except BaseException:
             self._connection.close()
             raise
@@ -141,6 +149,7 @@ class Store:
                 "seed": run.seed,
                 "git_sha": run.git_sha,
                 "host_json": json.dumps(dict(run.host)),
+                "clock_json": json.dumps(dict(run.clock)),
                 "notes": run.notes,
             },
         )
@@ -157,6 +166,7 @@ class Store:
                 "endpoint": engine.endpoint,
                 "model": engine.model,
                 "weights_sha": engine.weights_sha,
+                "tokenizer_sha": engine.tokenizer_sha,
                 "flags_json": json.dumps(dict(engine.flags)),
                 "capability_json": json.dumps(dict(engine.capability)),
             },
@@ -176,6 +186,7 @@ class Store:
                     "plan_sha256": plan.sha256,
                     "replicate": cell.replicate,
                     "slot": cell.slot,
+                    "phase_order": cell.phase_order,
                     "rate_rps": cell.rate_rps,
                     "status": "planned",
                 },
@@ -190,14 +201,17 @@ class Store:
         if header.cell_id != cell_id or header.plan_sha256 != planned[0]["plan_sha256"]:
             raise SpoolError(f"{spool} belongs to cell {header.cell_id!r} and its plan, not to {cell_id!r}.")
         with self._transaction():
-            for table in ("requests", "token_events", "client_health"):
+            for table in ("requests", "token_events", "client_health", "engine_health"):
                 self._connection.execute(f"DELETE FROM {table} WHERE cell_id = ?", [cell_id])
-            for statement in _LOAD:
+            for statement in LOAD_SPOOL:
                 self._connection.execute(statement, {"cell_id": cell_id, "spool": str(spool)})
+            metrics = spools.metrics_file(spool)
+            if metrics.exists():
+                self._connection.execute(LOAD_METRICS, {"cell_id": cell_id, "spool": str(metrics)})
             loaded = self.query("SELECT count(*) AS n FROM requests WHERE cell_id = ?", [cell_id])[0]["n"]
             if loaded != footer.requests:
                 raise SpoolError(f"{spool} promises {footer.requests} requests and holds {loaded}.")
-            if missing := self.query(_MISSING, [cell_id])[0]["n"]:
+            if missing := self.query(MISSING, [cell_id])[0]["n"]:
                 raise SpoolError(f"{spool} has no row for {missing} of the measured requests of its plan.")
             self._mark_ingested(cell_id, header, footer)
 
@@ -218,6 +232,14 @@ class Store:
                 row = {"cell_id": cell_id, "source": source, "t_unix_ns": t_unix_ns, "joules": joules}
                 self._insert("energy", row)
 
+    def record_verdicts(self, verdicts: Iterable[Mapping[str, Any]], search_steps: Iterable[Mapping[str, Any]]) -> None:
+        """What judging says of the whole run now, in the place of what it said before."""
+        with self._transaction():
+            for table, rows in (("verdicts", verdicts), ("search_steps", search_steps)):
+                self._connection.execute(f"DELETE FROM {table}")
+                for row in rows:
+                    self._insert(table, row)
+
     def cell_summary(self, cell_id: str, *, slo_ttft_ms: float, slo_tpot_ms: float) -> CellSummary:
         rows = self.query(_SUMMARY, [slo_ttft_ms, slo_tpot_ms, cell_id])
         if not rows:
@@ -231,23 +253,38 @@ class Store:
         names = [column[0] for column in result.description or ()]
         return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
-    def export_parquet(self, folder: Path) -> None:
-        """The whole store as Parquet files, for archives that outlive a storage format."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for row in self.query("SELECT table_name FROM duckdb_tables() ORDER BY table_name"):
-            table = row["table_name"]
-            target = str(folder / f"{table}.parquet").replace("'", "''")
-            self._connection.execute(f"COPY {table} TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+        """A statement that brings no rows, such as COPY."""
+        self._connection.execute(sql, list(parameters))
 
-    def _refuse_other_versions(self, path: Path) -> None:
-        if not self.query("SELECT 1 FROM duckdb_tables() WHERE table_name = 'schema_meta'"):
-            return
-        for row in self.query("SELECT version FROM schema_meta"):
-            if row["version"] != SCHEMA_VERSION:
-                raise StoreError(
-                    f"{path} has schema version {row['version']}, this program reads version {SCHEMA_VERSION}. "
-                    "Its spools can be ingested into a new store."
-                )
+    def _version(self, path: Path) -> int | None:
+        """The file's schema version; None where there is no schema yet."""
+        try:
+            tables = self.query("SELECT 1 FROM duckdb_tables() WHERE table_name = 'schema_meta'")
+            rows = self.query("SELECT version FROM schema_meta") if tables else []
+        except duckdb.BinderException as error:
+            raise StoreError(f"{path} is a database, but no store of the arena.") from error
+        return int(rows[0]["version"]) if rows else None
+
+    def _open(self, path: Path, *, read_only: bool) -> None:
+        """An older file is brought up to date where it may be written; nobody's newer file is touched."""
+        version = self._version(path)
+        if version is not None and version not in (SCHEMA_VERSION, *MIGRATIONS):
+            raise StoreError(
+                f"{path} has schema version {version}, this program reads version {SCHEMA_VERSION}; read it with the "
+                "release of Goodgate that wrote it."
+            )
+        if read_only and version is None:
+            raise StoreError(f"{path} holds no race: it was ended before it began.")
+        if read_only and version != SCHEMA_VERSION:
+            raise StoreError(
+                f"{path} has schema version {version}, this program reads version {SCHEMA_VERSION}; run "
+                f"`goodgate arena report {path.parent}` where the file may be written, which brings it up to date."
+            )
+        if read_only:
+            self._define_views("TEMP ")
+        else:
+            self._prepare(version)
 
     def _define_views(self, scope: str = "") -> None:
         """Anew each time that a store is opened, so that it is always scored by the definitions of this program.
@@ -259,21 +296,39 @@ class Store:
             views = views.replace(f"CREATE OR REPLACE {kind}", f"CREATE OR REPLACE {scope}{kind}")
         self._connection.execute(views)
 
-    def _prepare(self) -> None:
-        self._connection.execute(files("arena.records").joinpath("schema.sql").read_text("utf-8"))
+    def _prepare(self, version: int | None) -> None:
+        with self._transaction():
+            for older in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
+                self._connection.execute(MIGRATIONS[older])
+            self._connection.execute(files("arena.records").joinpath("schema.sql").read_text("utf-8"))
+            if version is None:
+                self._insert(
+                    "schema_meta",
+                    {
+                        "version": SCHEMA_VERSION,
+                        "tool_version": tool_version(),
+                        "duckdb_version": duckdb.__version__,
+                    },
+                )
         self._define_views()
-        if not self.query("SELECT version FROM schema_meta"):
-            self._insert("schema_meta", {"version": SCHEMA_VERSION, "duckdb_version": duckdb.__version__})
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        """All or nothing. Inside another one it is a part of that."""
+        if self._in_transaction:
+            yield
+            return
         self._connection.execute("BEGIN")
+        self._in_transaction = True
         try:
             yield
         except BaseException:
             self._connection.execute("ROLLBACK")
             raise
-        self._connection.execute("COMMIT")
+        else:
+            self._connection.execute("COMMIT")
+        finally:
+            self._in_transaction = False
 
     def _record_plan(self, plan: CellPlan) -> None:
         if self.query("SELECT n FROM plans WHERE plan_sha256 = ?", [plan.sha256]):
@@ -294,11 +349,14 @@ class Store:
             [request.seq for request in plan.requests],
             [request.scheduled_ns for request in plan.requests],
             [request.prompt_id for request in plan.requests],
+            [hashlib.sha256(request.body).hexdigest() for request in plan.requests],
             [request.max_tokens for request in plan.requests],
             [request.prompt_tokens for request in plan.requests],
         ]
         self._connection.execute(
-            "INSERT INTO plan_rows SELECT ?, unnest(?::INTEGER[]), unnest(?::BIGINT[]), unnest(?::VARCHAR[]), "
+            "INSERT INTO plan_rows (plan_sha256, seq, scheduled_ns, prompt_id, prompt_sha256, max_tokens, "
+            "prompt_tokens) "
+            "SELECT ?, unnest(?::INTEGER[]), unnest(?::BIGINT[]), unnest(?::VARCHAR[]), unnest(?::VARCHAR[]), "
             "unnest(?::INTEGER[]), unnest(?::INTEGER[])",
             [plan.sha256, *columns],
         )
@@ -307,7 +365,9 @@ class Store:
         """A cell that the audit has judged keeps that judgement."""
         self._connection.execute(
             "UPDATE cells SET ingested_utc = now()::TIMESTAMP, epoch_unix_ns = ?, gc_frozen = ?, timer = ?, "
-            "cpu_slice_ns = ?, "
+            "cpu_slice_ns = ?, workers = ?, clock = ?, foreign_cpu = ?, "
+            "steady_from_ns = (SELECT warmup_ns FROM plans AS p WHERE p.plan_sha256 = cells.plan_sha256), "
+            "steady_to_ns = (SELECT horizon_ns FROM plans AS p WHERE p.plan_sha256 = cells.plan_sha256), "
             "max_in_flight = ?, connections_opened = ?, cooldown_exhausted = ?, "
             "reason = CASE WHEN status = 'planned' THEN ? ELSE reason END, "
             "status = CASE WHEN status = 'planned' THEN ? ELSE status END WHERE cell_id = ?",
@@ -316,22 +376,45 @@ class Store:
                 header.gc_frozen,
                 header.timer,
                 header.cpu_slice_ns,
+                header.workers,
+                header.clock,
+                footer.foreign_cpu,
                 footer.max_in_flight,
                 footer.connections_opened,
                 footer.cooldown_exhausted,
                 footer.aborted,
-                "ok" if footer.aborted is None else "aborted",
+                "unjudged" if footer.aborted is None else "aborted",
                 cell_id,
             ],
         )
 
     def _replace(self, table: str, key: str, row: Mapping[str, Any]) -> None:
-        self._connection.execute(f"DELETE FROM {table} WHERE {key} = ?", [row[key]])
-        self._insert(table, row)
+        with self._transaction():
+            self._connection.execute(f"DELETE FROM {table} WHERE {key} = ?", [row[key]])
+            self._insert(table, row)
 
     def _insert(self, table: str, row: Mapping[str, Any]) -> None:
         places = ", ".join("?" * len(row))
         self._connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})", list(row.values()))
+
+
+def is_outdated(path: Path) -> bool:
+    """Whether opening the file for writing would bring it to a later schema."""
+    with duckdb.connect(str(path), read_only=True) as connection:
+        has_meta = "SELECT 1 FROM duckdb_tables() WHERE table_name = 'schema_meta'"
+        if not connection.execute(has_meta).fetchall():
+            return False
+        return any(
+            version in MIGRATIONS for (version,) in connection.execute("SELECT version FROM schema_meta").fetchall()
+        )
+
+
+def tool_version() -> str:
+    """Of this program, as installed; "unknown" in a checkout that is not."""
+    try:
+        return metadata.version("goodgate")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def _checked(spool: Path) -> tuple[SpoolHeader, SpoolFooter]:
@@ -345,43 +428,6 @@ def _checked(spool: Path) -> tuple[SpoolHeader, SpoolFooter]:
         raise SpoolError(f"{spool} has no header or no footer.")
     return header, footer
 
-
-# The spool goes in as it is: DuckDB reads the JSON lines itself, and the columns are those of the row types.
-REQUEST_COLUMNS = {
-    "seq": "INTEGER", "measured": "BOOLEAN", "prompt_id": "VARCHAR", "max_tokens": "INTEGER", "scheduled_ns": "BIGINT",
-    "sent_ns": "BIGINT", "connected_ns": "BIGINT", "wrote_ns": "BIGINT", "first_byte_ns": "BIGINT", "role_ns": "BIGINT",
-    "first_reason_ns": "BIGINT", "first_text_ns": "BIGINT", "first_gen_ns": "BIGINT", "last_gen_ns": "BIGINT",
-    "usage_ns": "BIGINT", "done_ns": "BIGINT", "status": "VARCHAR", "http": "INTEGER", "err_class": "VARCHAR",
-    "err_message": "VARCHAR", "finish_reason": "VARCHAR", "in_tok_usage": "INTEGER", "out_tok_usage": "INTEGER",
-    "reason_tok_usage": "INTEGER", "cached_tok": "INTEGER", "out_tok_counted": "INTEGER", "tokens_known": "BOOLEAN",
-    "n_chunks": "INTEGER", "n_recvs": "INTEGER", "reused": "BOOLEAN",
-}  # fmt: skip
-_EVENT_COLUMNS = {"seq": "INTEGER", "token_ns": "BIGINT[]", "token_n": "INTEGER[]", "token_kind": "UTINYINT[]"}
-_HEALTH_COLUMNS = {
-    "t_ns": "BIGINT", "cpu": "DOUBLE", "loop_lag_ns": "BIGINT", "in_flight": "INTEGER", "sockets": "INTEGER",
-}  # fmt: skip
-
-
-def _load(table: str, kind: str, columns: Mapping[str, str], where: str = "true") -> str:
-    types = ", ".join(f"'{name}': '{type_}'" for name, type_ in {"row": "VARCHAR", **columns}.items())
-    return (
-        f"INSERT INTO {table} SELECT $cell_id, {', '.join(columns)} "
-        f"FROM read_json($spool, format = 'newline_delimited', columns = {{{types}}}) "
-        f"WHERE \"row\" = '{kind}' AND {where}"
-    )
-
-
-_LOAD = (
-    _load("requests", "request", REQUEST_COLUMNS),
-    _load("token_events", "request", _EVENT_COLUMNS, where="len(token_ns) > 0"),
-    _load("client_health", "health", _HEALTH_COLUMNS),
-)
-
-_MISSING = """
-SELECT count(*) AS n FROM cells JOIN plans AS p USING (plan_sha256) JOIN plan_rows AS r USING (plan_sha256)
-WHERE cell_id = ? AND r.scheduled_ns >= p.warmup_ns AND r.scheduled_ns < p.horizon_ns
-AND NOT EXISTS (SELECT 1 FROM requests AS q WHERE q.cell_id = cells.cell_id AND q.seq = r.seq)
-"""
 
 _SUMMARY = """
 SELECT c.engine_id, c.rate_rps, c.replicate, c.status, s.good, s.attainment, s.ttft_misses, s.tpot_misses,

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from arena.judging.results import EngineResult, RaceResult, summary
 from arena.judging.traces import comparable_rate
+from arena.records.manifest import write_manifest
 from arena.reports.audits import audits_section, cells_section
 from arena.reports.document import Charts, Document, Section
 from arena.reports.economy import economy_section
@@ -35,14 +36,23 @@ from arena.reports.timelines import course_charts, scatter_charts
 from arena.reports.wording import headline, interval_words, milliseconds, rate_words
 
 
-def publish(result: RaceResult, folder: Path) -> None:
-    """Write report.html, report.md and report.json for people, summary.json and evidence.json for programs."""
+def documents(result: RaceResult) -> dict[str, str]:
+    """Every file that tells of the race, by its name. `goodgate arena check` makes them again and compares."""
     document = document_of(result)
-    (folder / "report.html").write_text(page(document), "utf-8")
-    (folder / "report.md").write_text(markdown(document), "utf-8")
-    (folder / "report.json").write_bytes(msgspec.json.encode(document) + b"\n")
-    (folder / "summary.json").write_text(json.dumps(summary(result), indent=2) + "\n", "utf-8")
-    (folder / "evidence.json").write_text(json.dumps(evidence(result), indent=2) + "\n", "utf-8")
+    return {
+        "summary.json": json.dumps(summary(result), indent=2) + "\n",
+        "evidence.json": json.dumps(evidence(result), indent=2) + "\n",
+        "report.html": page(document),
+        "report.md": markdown(document),
+        "report.json": msgspec.json.encode(document).decode() + "\n",
+    }
+
+
+def publish(result: RaceResult, folder: Path) -> None:
+    """Write the documents, for people and for programs, and last the manifest that vouches for every file of the race."""
+    for name, text in documents(result).items():
+        (folder / name).write_text(text, "utf-8")
+    write_manifest(folder)
 
 
 def render(result: RaceResult) -> str:

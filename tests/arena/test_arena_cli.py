@@ -11,6 +11,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from arena.commands.cli import app
@@ -81,7 +82,8 @@ def test_report_writes_a_lost_report_again_and_check_is_content(finished: tuple[
     assert (out / "report.html").read_bytes() == (finished[0] / "report.html").read_bytes()
     checked = arena("check", str(out))
     assert (checked.returncode, checked.stderr) == (0, "")
-    assert "cells verified: 2" in checked.stdout
+    cells = len(list((out / "spool").glob("*.done")))
+    assert f"cells verified: {cells};" in checked.stdout
 
 
 def test_check_finds_a_changed_figure_and_a_damaged_spool(finished: tuple[Path, str], tmp_path: Path) -> None:
@@ -179,7 +181,7 @@ def test_a_file_that_is_no_store_is_told_and_not_traced(tmp_path: Path) -> None:
     assert "cannot be read" in result.output
 
 
-@pytest.mark.parametrize("command", ["run", "report", "compare", "check"])
+@pytest.mark.parametrize("command", ["run", "report", "compare", "check", "export"])
 def test_every_command_explains_itself_with_an_example(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0
@@ -257,12 +259,12 @@ def test_a_second_ctrl_c_ends_at_once_and_without_a_traceback(server: str, scena
     assert "Traceback" not in complaint + rest
 
 
-def change_the_store(out: Path, statement: str) -> subprocess.CompletedProcess[str]:
+def change_the_store(out: Path, statement: str) -> Result:
     """Do something to a race's store, make summary and evidence fit, and check the race."""
     with duckdb.connect(str(out / "arena.duckdb")) as connection:
         connection.execute(statement)
-    assert arena("report", str(out)).returncode == 0
-    return arena("check", str(out))
+    assert CliRunner().invoke(app, ["report", str(out)]).exit_code == 0
+    return CliRunner().invoke(app, ["check", str(out)])
 
 
 @pytest.mark.parametrize(
@@ -273,7 +275,6 @@ def change_the_store(out: Path, statement: str) -> subprocess.CompletedProcess[s
         ("UPDATE token_events SET t_ns = list_transform(t_ns, lambda t: t // 2)", "rows differ between the spool"),
         ("UPDATE plans SET warmup_ns = warmup_ns + 1", "is not the one in the store"),
         ("DELETE FROM cells WHERE slot = 1", "there is a finished spool, but the store has no such cell"),
-        ("UPDATE cells SET ingested_utc = NULL", "there is a finished spool, but the store has no such cell"),
     ],
 )
 def test_a_store_that_was_improved_by_hand_is_found_out(
@@ -282,8 +283,37 @@ def test_a_store_that_was_improved_by_hand_is_found_out(
     out = tmp_path / "copy"
     shutil.copytree(finished[0], out)
     checked = change_the_store(out, statement)
-    assert checked.returncode == 1
+    assert checked.exit_code == 1
     assert told in checked.stderr
+
+
+def test_a_cell_that_the_store_has_forgotten_is_taken_in_again_and_told(
+    finished: tuple[Path, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "copy"
+    shutil.copytree(finished[0], out)
+    with duckdb.connect(str(out / "arena.duckdb")) as connection:
+        connection.execute("UPDATE cells SET ingested_utc = NULL WHERE slot = 1")
+    checked = arena("check", str(out))
+    assert checked.returncode == 1
+    assert "there is a finished spool, but the store has no such cell" in checked.stderr
+    assert "was taken in" in arena("report", str(out)).stderr
+    assert arena("check", str(out)).returncode == 0
+    assert (out / "summary.json").read_bytes() == (finished[0] / "summary.json").read_bytes()
+
+
+def test_export_tells_what_it_wrote_and_check_looks_at_it_too(finished: tuple[Path, str], tmp_path: Path) -> None:
+    out = tmp_path / "copy"
+    shutil.copytree(finished[0], out)
+    exported = arena("export", str(out))
+    assert exported.returncode == 0, exported.stderr
+    assert "rows in" in exported.stdout
+    assert arena("check", str(out)).returncode == 0
+    data = next((out / "parquet" / "requests").rglob("*.parquet"))
+    data.write_bytes(data.read_bytes() + b"0")
+    checked = arena("check", str(out))
+    assert checked.returncode == 1
+    assert f"{data.relative_to(out)}: the file has changed" in checked.stderr
 
 
 @pytest.mark.parametrize(

@@ -303,17 +303,13 @@ def test_one_plan_is_stored_once_for_all_engines(store: Store, tmp_path: Path) -
     assert {row["cell_id"] for row in store.query("SELECT cell_id FROM v_cells")} == {"a", "b"}
 
 
-def test_the_store_reads_back_after_closing_and_as_parquet(store: Store, tmp_path: Path) -> None:
+def test_the_store_reads_back_after_closing(store: Store, tmp_path: Path) -> None:
     load(store, tmp_path, [answer(0)])
     store.record_audit("cell", "lag", 0.2, 1.0, True)
-    store.export_parquet(tmp_path / "parquet")
     store.close()
     with Store(tmp_path / "arena.duckdb", read_only=True) as reader:
         assert summary(reader).ttft_p50_ms == 100
         assert only(reader.query("SELECT ok FROM audits"))["ok"] is True
-    with duckdb.connect() as connection:
-        path = str(tmp_path / "parquet" / "requests.parquet")
-        assert connection.execute("SELECT count(*) FROM read_parquet(?)", [path]).fetchall() == [(1,)]
 
 
 def test_a_store_of_another_version_is_refused_with_its_version(store: Store, tmp_path: Path) -> None:

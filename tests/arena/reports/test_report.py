@@ -242,7 +242,7 @@ def test_evidence_names_its_question_and_machine_and_notices_edits() -> None:
 
 def test_an_empty_race_still_has_a_readable_report(tmp_path: Path) -> None:
     publish(race(interrupted=True), tmp_path)
-    documents = {"report.html", "report.md", "report.json", "summary.json", "evidence.json"}
+    documents = {"report.html", "report.md", "report.json", "summary.json", "evidence.json", "manifest.json"}
     assert {path.name for path in tmp_path.iterdir()} == documents
 
 

@@ -1,0 +1,124 @@
+"""A race as Parquet: an archive that outlives a storage format, read by any DuckDB, Polars or Spark.
+
+    OUT/requests/run_id=RUN/data_0.parquet    one folder a table, partitioned by run: many races share an archive
+    OUT/plans_json/SHA256.json                each plan as it was fired, prompts included
+    OUT/arena.sql                             the tables and the views over the files, for `duckdb -init arena.sql`
+    OUT/manifest.json                         size and SHA-256 of every file
+
+Metrics are not exported, their definitions are: `arena.sql` holds the same views that the store is judged by.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from arena.load import spool as spools
+from arena.load.plan import CellPlan
+from arena.records.manifest import NAME, changed_files, write_manifest
+from arena.records.store import Store
+
+PLANS = "plans_json"
+QUERIES = "arena.sql"
+SHARED = ("plans", "plan_rows")  # named by their digests: races with equal plans hold equal rows
+
+
+class ExportError(Exception):
+    """One sentence that says why nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    rows: int
+    files: int
+    bytes: int
+
+
+def export_race(store: Store, folder: Path, out: Path) -> Written:
+    """Write the race in `folder` into the archive `out`. A second time replaces what the first has written."""
+    _refuse_foreign(out)
+    run_id = store.query("SELECT run_id FROM runs")[0]["run_id"]
+    tables = [row["table_name"] for row in store.query("SELECT table_name FROM duckdb_tables() ORDER BY table_name")]
+    out.mkdir(parents=True, exist_ok=True)
+    rows = sum(_export_table(store, table, run_id, out) for table in tables)
+    _export_plans(folder / "spool", out / PLANS)
+    (out / QUERIES).write_text(_queries(store, tables), "utf-8")
+    write_manifest(out)
+    paths = [path for path in out.rglob("*") if path.is_file()]
+    return Written(rows, len(paths), sum(path.stat().st_size for path in paths))
+
+
+def _refuse_foreign(out: Path) -> None:
+    """An archive is added to only as long as its manifest vouches for all that it holds."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out / NAME).is_file():
+        raise ExportError(f"{out} holds something other than an archive of races; choose another --out.")
+    if complaints := changed_files(out):
+        raise ExportError(f"{out} is damaged ({complaints[0]}) Nothing was added to it; choose another --out.")
+
+
+def _export_table(store: Store, table: str, run_id: str, out: Path) -> int:
+    """The table's rows, and how many. The run's id is in the folder's name, as Hive partitions have it."""
+    columns = _columns(store, table)
+    partition = out / table / f"run_id={_hive(run_id)}"
+    partition.mkdir(parents=True, exist_ok=True)
+    target = str(partition / "data_0.parquet").replace("'", "''")
+    store.execute(f"COPY (SELECT {', '.join(columns)} FROM {table}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
+    return int(store.query(f"SELECT count(*) AS n FROM {table}")[0]["n"])
+
+
+def _columns(store: Store, table: str) -> list[str]:
+    """All but the run's id."""
+    rows = store.query(
+        "SELECT column_name FROM duckdb_columns() WHERE table_name = ? AND column_name <> 'run_id' "
+        "ORDER BY column_index",
+        [table],
+    )
+    return [row["column_name"] for row in rows]
+
+
+def _hive(value: str) -> str:
+    """As DuckDB and Hive write a value into a folder's name."""
+    return re.sub(r"[^A-Za-z0-9_.-]", lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), value)
+
+
+def _export_plans(spool_folder: Path, out: Path) -> None:
+    """Every plan that was fired, once. `body` is the request's exact text, so that the digest can be computed again."""
+    out.mkdir(exist_ok=True)
+    for spool in sorted(spool_folder.glob("*.jsonl")):
+        path = spools.plan_file(spool)
+        if path.exists():
+            plan = CellPlan.read(path)
+            (out / f"{plan.sha256}.json").write_bytes(plan_json(plan))
+
+
+def plan_json(plan: CellPlan) -> bytes:
+    document: dict[str, Any] = msgspec.to_builtins(plan, builtin_types=(bytes,))
+    del document["cell_id"]  # the same plan serves many cells
+    for request in document["requests"]:
+        request["body"] = request["body"].decode("utf-8")
+    return msgspec.json.format(msgspec.json.encode({"plan_sha256": plan.sha256, **document}), indent=1) + b"\n"
+
+
+def _queries(store: Store, tables: list[str]) -> str:
+    head = (
+        "-- Run in this folder: duckdb -init arena.sql. The tables of all races in it, and the metrics over them.\n"
+        "-- Cells and engines are named run/cell and run/engine here, since races use the same names again.\n\n"
+    )
+    views = "".join(f"CREATE OR REPLACE VIEW {table} AS {_reading(store, table)};\n" for table in tables)
+    return head + views + "\n" + files("arena.records").joinpath("views.sql").read_text("utf-8")
+
+
+def _reading(store: Store, table: str) -> str:
+    source = f"read_parquet('{table}/*/*.parquet', hive_partitioning = true, hive_types_autocast = false)"
+    if table in SHARED:
+        return f"SELECT DISTINCT * EXCLUDE (run_id) FROM {source}"
+    names = [name for name in _columns(store, table) if name in ("cell_id", "engine_id")]
+    unique = ", ".join(f"run_id || '/' || {name} AS {name}" for name in names)
+    return f"SELECT *{f' REPLACE ({unique})' if unique else ''} FROM {source}"
