@@ -16,6 +16,7 @@ import pytest
 
 from adapters.config import goodgate_home
 from adapters.errors import EngineUnavailable, InvalidRequest
+from adapters.launching import recipes
 from adapters.launching.launch import launch
 from adapters.launching.recipes import Environment, InstallFailed, llama_cpp, native, openvino, vllm
 from adapters.models.model_store import DEFAULT_MODEL, Model, ModelMissing
@@ -81,6 +82,10 @@ def test_an_installation_that_breaks_off_is_not_installed_and_quotes_the_step(tm
     assert not env.installation(PACKAGES).available
     assert "start\nno compiler" in env.log.read_text()
     assert env.run([str(env.python), "-c", "print(6 * 7)"], "trying it") == "42\n"
+    told = env.run(
+        [str(env.python), "-c", "import os; print(os.environ['MAKEFLAGS'])"], "compiling", llama_cpp.few_at_once()
+    )
+    assert told == f"-l{recipes.num_cores()}\n"  # a compiler for each of a hundred files at once takes 12 GB
 
 
 def test_an_environment_that_was_interrupted_before_it_had_its_pip_is_made_anew(tmp_path: Path) -> None:

