@@ -49,7 +49,7 @@ def documents(result: RaceResult) -> dict[str, str]:
 
 
 def publish(result: RaceResult, folder: Path) -> None:
-    """Write the documents, for people and for programs, and last the manifest that vouches for every file of the race."""
+    """Write the documents, for people and for programs, and last the manifest that vouches for every file."""
     for name, text in documents(result).items():
         (folder / name).write_text(text, "utf-8")
     write_manifest(folder)
