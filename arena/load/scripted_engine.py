@@ -5,7 +5,9 @@ nothing, so it keeps its times at ten thousand events a second. `python -m arena
 prints one JSON line with its port and serves until it is killed or its stdin ends.
 
     POST any path, body {"script": {...}}   answers as a script says; the X-Request-Id names it in the log
+    PUT /script, body a script              answers those with it that bring none: those of other load generators
     GET /log                                {"requests": {id: {"received_ns", "left_ns": [...]}}, "max_in_flight", ...}
+    GET any other path                      a list of models with one in it, for clients that look before they leap
 
 >>> stream_script(ttft_ms=200, itl_ms=20, tokens=5)        # a plain well-behaved stream
 >>> Script(steps=[Step(0, role_event()), Step(200, text_event("a"))], end="cut")
@@ -49,7 +51,7 @@ class Script(msgspec.Struct, kw_only=True):
 
 
 class _Request(msgspec.Struct):
-    script: Script
+    script: Script | None = None
 
 
 class Record(msgspec.Struct):
@@ -94,6 +96,7 @@ def usage_event(completion_tokens: int, *, reasoning_tokens: int | None = None) 
 
 
 DONE = "data: [DONE]\n\n"
+MODEL = "scripted"
 
 
 def stream_script(*, ttft_ms: float, itl_ms: float, tokens: int, **options: Any) -> Script:
@@ -117,6 +120,11 @@ class RunningEngine:
         with urllib.request.urlopen(f"{self.url}/log", timeout=30) as response:
             return msgspec.json.decode(response.read(), type=Log)
 
+    def play(self, script: Script) -> None:
+        """Answer every request with this script that brings none of its own."""
+        request = urllib.request.Request(f"{self.url}/script", msgspec.json.encode(script), method="PUT")
+        urllib.request.urlopen(request, timeout=30).close()
+
 
 @contextlib.contextmanager
 def running() -> Iterator[RunningEngine]:
@@ -135,6 +143,13 @@ class Engine:
         self.asked: dict[str, Any] = {}
         self.in_flight = self.max_in_flight = self.connections = 0
         self.serial_queue: deque[_Connection] = deque()
+        self.script: Script | None = None  # for requests that bring none
+        self._num_nameless = 0
+
+    def name(self) -> str:
+        """For a request without an id."""
+        self._num_nameless += 1
+        return f"nameless-{self._num_nameless}"
 
     def begin(self) -> None:
         self.in_flight += 1
@@ -177,20 +192,30 @@ class _Connection(asyncio.Protocol):
         if len(rest) < length:
             return
         body, self._buffer = rest[:length], rest[length:]
-        if head.startswith(b"GET"):
-            self._answer_log()
+        if head.startswith(b"GET /log "):
+            self._answer_json(200, self._engine.take_log())
+        elif head.startswith(b"GET"):
+            self._answer_json(200, msgspec.json.encode({"object": "list", "data": [{"id": MODEL, "object": "model"}]}))
+        elif head.startswith(b"PUT /script "):
+            self._engine.script = msgspec.json.decode(body, type=Script)
+            self._answer_json(200, b"{}")
         else:
-            self._answer(headers.get(b"x-request-id", b"").decode(), body)
+            self._answer(headers.get(b"x-request-id", b"").decode() or self._engine.name(), body)
 
-    def _answer_log(self) -> None:
-        log = self._engine.take_log()
-        self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(log) + log)
+    def _answer_json(self, status: int, body: bytes) -> None:
+        head = f"HTTP/1.1 {status} Scripted\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        self._transport.write(head.encode() + body)
 
     def _answer(self, request_id: str, body: bytes) -> None:
-        self._record = Record(time.monotonic_ns(), [])
+        received_ns = time.monotonic_ns()
+        script = msgspec.json.decode(body, type=_Request).script or self._engine.script
+        if script is None:
+            self._answer_json(400, b'{"error": {"message": "The body has no script, and none was PUT to /script."}}')
+            return
+        self._record = Record(received_ns, [])
         self._engine.requests[request_id] = self._record
         self._engine.asked[request_id] = {k: v for k, v in msgspec.json.decode(body).items() if k != "script"}
-        self._script = msgspec.json.decode(body, type=_Request).script
+        self._script = script
         self._engine.begin()
         if self._script.freeze_ms:
             time.sleep(self._script.freeze_ms / 1e3)
