@@ -1,0 +1,96 @@
+"""Workloads and arrivals beyond the plain ones, raced over real sockets: what was planned is what the engine gets."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from arena.judging.results import RaceResult
+from arena.load.arrivals import Drawn
+from arena.load.plan import CellPlan
+from arena.load.workloads.material import gather
+from arena.race.bakeoff import Contender, RaceCard, race
+from arena.race.scenario import parse
+from arena.records.check import check_run
+from arena.records.store import Store
+from arena.reports.report import publish
+from tests.arena.race.test_bakeoff import PACE, Log, scripted
+
+REST = """
+name: raced
+model: fake
+slo: {ttft_ms: 1000, tpot_ms: 40}
+search: {start_rps: 8, step: 1.5, stride: 2, max_rps: 40, max_cells: 1, max_replicates: 1, burst: 4}
+cell: {warmup_s: 0.5, duration_s: 1.5, settle_s: 0.05}
+"""
+CONVERSATION = """
+cache: warm
+arrivals: {kind: gamma, cv: 2}
+workload:
+  kind: conversation
+  min_turns: 2
+  max_turns: 3
+  min_think_s: 0.2
+  max_think_s: 0.4
+  prompt: {kind: fixed, tokens: 12}
+  output: {kind: fixed, tokens: 6}
+  prefix: {groups: 2, tokens: 30}
+"""
+REPLAY = """
+arrivals: {kind: trace}
+workload: {kind: trace, path: t.csv, max_prompt_tokens: 90, max_output_tokens: 7}
+"""
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(
+    f"2024-05-10 00:00:{row % 60:02d}.{row % 7}00000+00:00,{20 + row},{1 + row % 9}" for row in range(60)
+)
+
+
+def raced(text: str, out: Path) -> RaceResult:
+    scenario = parse(REST + text, source="test")
+    material = gather(scenario.workload, scenario.arrivals, {"t.csv": TRACE}.__getitem__)
+    with scripted(*PACE, "--max-concurrent", "16") as url:
+        card = RaceCard(
+            run_id="run-1",
+            started_utc="2026-01-01T00:00:00+00:00",
+            seed=11,
+            scenario=scenario,
+            quick=True,
+            contenders=[Contender(name="fake", url=url)],
+            out=out,
+            host={"cpu": "test", "cores": 2},
+            material=material,
+        )
+        result = asyncio.run(race(card, Log()))
+    publish(result, out)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        ("gamma", CONVERSATION, ("conversations of 2 to 3 turns, 0.2 to 0.4 s apart", "coefficient of variation of 2")),
+        ("trace", REPLAY, ("of the lengths recorded in t.csv, at most 90 tokens", "stretched to each rate")),
+    ],
+)
+def test_what_was_planned_is_sent_audited_and_told(kind: str, text: str, told: tuple[str, ...], tmp_path: Path) -> None:
+    result = raced(text, tmp_path)
+    (engine,) = result.engines
+    findings = {finding.check: finding for finding in engine.cells[0].findings}
+    assert engine.cells[0].requests > 3
+    assert engine.cells[0].failures == 0
+    assert findings["prompt_length_excess"].value is not None
+    with Store(tmp_path / "arena.duckdb", read_only=True) as store:
+        (plan,) = store.query("SELECT * FROM plans")
+        drawn = msgspec.json.decode(plan["drawn_json"], type=Drawn)
+        complaints = check_run(store, tmp_path)
+    assert (plan["kind"], drawn.kind) == (kind, kind)
+    assert not [complaint for complaint in complaints if "audit" in complaint or "plan" in complaint]
+    (path,) = (tmp_path / "spool").glob("*.plan*")
+    sent = CellPlan.read(path)
+    assert sent.drawn == drawn
+    assert sent.sha256 == plan["plan_sha256"]
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert all(words in page for words in told)
