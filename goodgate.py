@@ -32,6 +32,7 @@ ROOMS: dict[str, str | None] = {
     "adapters.cli": "engines",
     "adapters.models.models_cli": "models",
     "arena.commands.cli": "arena",
+    "arena.commands.plan": "plan",
 }
 TOP_LEVEL = dict.fromkeys(("serve", "reload", "chat", "doctor", "prefixes"), "gateway.commands.cli") | dict.fromkeys(
     ("usage", "why"), "gateway.records.ledger_cli"

@@ -100,6 +100,9 @@ class EngineAdapter(ABC, Generic[O]):
     Options: ClassVar[type[EngineOptions]]
     how_to_reach: ClassVar[str] = "start it yourself and name its `url` in the configuration"
     in_process: ClassVar[bool] = False  # lives and dies with our process: several gateway processes cannot share one
+    licence: ClassVar[str] = ""  # SPDX id of the engine's own code; empty: not known
+    hardware: ClassVar[frozenset[str]] = frozenset()  # that it computes on: cpu, cuda, rocm, ...; empty: not known
+    hosted: ClassVar[bool | None] = False  # by a provider, so that prompts leave the site; None: it depends on the url
     tokenizes_tools: ClassVar[bool] = False  # counts them with the messages, as a generation would
     capabilities: Capabilities
 

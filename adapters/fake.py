@@ -93,6 +93,7 @@ class Answer(Struct, frozen=True):
 
 class Adapter(Launchable, EngineAdapter[FakeOptions]):
     engine = "fake"
+    hardware = frozenset({"cpu"})
     needs_model = False
     Options = FakeOptions
     # Nothing is sampled here, so every sampling field is honoured by doing the same as ever.

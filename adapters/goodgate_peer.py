@@ -40,6 +40,7 @@ class PeerOptions(HTTPOptions):
 
 class Adapter(OpenAIHTTPAdapter[PeerOptions]):
     engine = "goodgate_peer"
+    hosted = None
     Options: ClassVar[type[PeerOptions]] = PeerOptions
     token_prompts = True
     side_routes = msgspec.structs.replace(VLLM_ROUTES, version="")  # a gateway has engines, and no version of one

@@ -89,6 +89,7 @@ class _Told(Struct):
 
 class Adapter(EngineAdapter[CloudOptions]):
     engine = ENGINE
+    hosted = True
     Options: ClassVar[type[CloudOptions]] = CloudOptions
     how_to_reach = "pip install 'goodgate[cloud]', and name its `model` and key in the configuration"
 

@@ -87,6 +87,8 @@ class _Props(Struct):
 
 class Adapter(Installable, OpenAIHTTPAdapter[ContentOptions]):
     engine = "llama_cpp"
+    licence = "MIT"
+    hardware = frozenset({"cpu", "cuda", "rocm", "metal", "vulkan", "sycl"})
     Options: ClassVar[type[ContentOptions]] = ContentOptions
     token_prompts = True
     tokenizes_tools = True

@@ -98,6 +98,7 @@ class NativeOptions(NativeSettings, kw_only=True):
 
 class Adapter(Launchable, EngineAdapter[NativeOptions]):
     engine = "native"
+    hardware = frozenset({"cpu", "cuda"})
     Options = NativeOptions
     in_process = True
     tokenizes_tools = True

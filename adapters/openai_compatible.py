@@ -46,6 +46,7 @@ class CompatibleOptions(ContentOptions):
 
 class Adapter(OpenAIHTTPAdapter[CompatibleOptions]):
     engine = "openai_compatible"
+    hosted = None
     Options: ClassVar[type[CompatibleOptions]] = CompatibleOptions
     health_path = "/v1/models"
     dialect = Dialect(parameters=DOCUMENTED)

@@ -37,6 +37,8 @@ class _Models(Struct):
 
 class Adapter(Installable, OpenAIHTTPAdapter[HTTPOptions]):
     engine = "openvino"
+    licence = "Apache-2.0"
+    hardware = frozenset({"cpu", "xpu", "npu"})
     Options = HTTPOptions
     token_prompts = True
     side_routes = VLLM_ROUTES

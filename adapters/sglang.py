@@ -77,6 +77,8 @@ class SGLangOptions(ContentOptions):
 
 class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
     engine = "sglang"
+    licence = "Apache-2.0"
+    hardware = frozenset({"cpu", "cuda", "rocm", "xpu", "npu"})
     Options: ClassVar[type[SGLangOptions]] = SGLangOptions
     token_prompts = True
     side_routes = SideRoutes(

@@ -40,6 +40,8 @@ class TensorRTOptions(HTTPOptions):
 
 class Adapter(LocalTokenizer[TensorRTOptions], OpenAIHTTPAdapter[TensorRTOptions]):
     engine = "tensorrt_llm"
+    licence = "Apache-2.0"
+    hardware = frozenset({"cuda"})
     Options: ClassVar[type[TensorRTOptions]] = TensorRTOptions
     token_prompts = True
     side_routes = SideRoutes(version="/version")

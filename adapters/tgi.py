@@ -71,6 +71,8 @@ class TGIOptions(HTTPOptions):
 
 class Adapter(OpenAIHTTPAdapter[TGIOptions]):
     engine = "tgi"
+    licence = "Apache-2.0"
+    hardware = frozenset({"cpu", "cuda", "rocm", "gaudi"})
     Options: ClassVar[type[TGIOptions]] = TGIOptions
     dialect = Dialect(parameters=OPENAI, leaves_out_tool_reason=True)
     side_routes = SideRoutes(version="/info", tokenize="/tokenize", tokenizes_chats=True)

@@ -66,6 +66,8 @@ class TritonOptions(HTTPOptions):
 
 class Adapter(LocalTokenizer[TritonOptions]):
     engine = "triton_server"
+    licence = "BSD-3-Clause"
+    hardware = frozenset({"cuda"})
     Options: ClassVar[type[TritonOptions]] = TritonOptions
 
     def __init__(self, options: TritonOptions) -> None:

@@ -44,6 +44,8 @@ CHAT = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "reaso
 
 class Adapter(Installable, OpenAIHTTPAdapter[ContentOptions]):
     engine = "vllm"
+    licence = "Apache-2.0"
+    hardware = frozenset({"cpu", "cuda", "rocm", "xpu", "tpu"})
     Options: ClassVar[type[ContentOptions]] = ContentOptions
     token_prompts = True
     tokenizes_tools = True

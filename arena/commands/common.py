@@ -32,24 +32,24 @@ class Failure(Exception):
 
 
 @contextmanager
-def errors() -> Iterator[None]:
-    """Known errors as one sentence on stderr and an exit code."""
+def errors(command: str = "goodgate arena") -> Iterator[None]:
+    """Known errors as one sentence on stderr, after the command's name, and an exit code."""
     try:
         yield
     except (Misuse, UnknownEngine) as error:
-        typer.echo(f"goodgate arena: {error}", err=True)
+        typer.echo(f"{command}: {error}", err=True)
         raise typer.Exit(MISUSE) from error
     except Failure as error:
-        typer.echo(f"goodgate arena: {error}", err=True)
+        typer.echo(f"{command}: {error}", err=True)
         raise typer.Exit(FAILED) from error
     except GoodgateError as error:
-        typer.echo(f"goodgate arena: {error.message}", err=True)
+        typer.echo(f"{command}: {error.message}", err=True)
         raise typer.Exit(FAILED) from error
     except OSError as error:
-        typer.echo(f"goodgate arena: {error.strerror or error}: {error.filename or 'the output folder'}.", err=True)
+        typer.echo(f"{command}: {error.strerror or error}: {error.filename or 'the output folder'}.", err=True)
         raise typer.Exit(FAILED) from error
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
-        typer.echo("goodgate arena: stopped.", err=True)
+        typer.echo(f"{command}: stopped.", err=True)
         raise typer.Exit(FAILED) from error
 
 
