@@ -181,7 +181,7 @@ def test_a_file_that_is_no_store_is_told_and_not_traced(tmp_path: Path) -> None:
     assert "cannot be read" in result.output
 
 
-@pytest.mark.parametrize("command", ["run", "report", "compare", "check", "export"])
+@pytest.mark.parametrize("command", ["run", "report", "compare", "check", "export", "history"])
 def test_every_command_explains_itself_with_an_example(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0
