@@ -76,13 +76,14 @@ class Standing:
         return scenario.search.max_cells - len(self.valid)
 
     def curve(self, percentile: float) -> Text:
-        """The rates in the order they were tried, as bars on a log scale: green ones held, red ones did not."""
+        """The rates in the order they were tried, as bars on a log scale, each with its verdict."""
         rates = [cell.rate_rps for cell in self.valid]
         low, high = (min(rates), max(rates)) if rates else (1.0, 1.0)
         drawn = Text()
         for cell in self.valid:
             height = 1.0 if high == low else math.log(cell.rate_rps / low) / math.log(high / low)
-            drawn.append(BARS[round(height * (len(BARS) - 1))], "green" if did_hold(cell, percentile) else "red")
+            held = did_hold(cell, percentile)
+            drawn.append(BARS[round(height * (len(BARS) - 1))] + ("✓" if held else "✗"), "green" if held else "red")
         return drawn
 
 
@@ -162,7 +163,7 @@ class RaceScreen:
         used = f"{_clock(time.monotonic() - self._started)} used"
         judged = sum(len(standing.cells) for standing in self.standings.values())
         left = sum(standing.cells_left(self._scenario) for standing in self.standings.values())
-        if not judged:
+        if not judged or not left:
             return used
         return f"{used}, at most about {_clock(left * self._cell_s / judged)} left ({left} cells)"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from arena.judging.economy import Economy
 from arena.judging.results import RaceResult
 from arena.reports.document import Block, Cell, Paragraph, Section, Table, Text
 from arena.reports.wording import figure
@@ -15,26 +16,18 @@ def economy_section(result: RaceResult) -> Iterator[Section]:
     if not known:
         return
     currency = next((economy.currency for _, _, economy in known if economy.currency), None)
-    head = (
-        "engine",
-        "tokens/s",
-        "joules/token",
-        "tokens/joule",
-        "price/h",
-        f"tokens per {currency or 'unit of money'}",
-    )
+    columns: list[tuple[str, Callable[[Economy], str]]] = [("tokens/s", lambda each: figure(each.tokens_per_s))]
+    if any(economy.joules_per_token is not None for _, _, economy in known):
+        columns.append(("joules/token", lambda each: figure(each.joules_per_token)))
+        columns.append(("tokens/joule", lambda each: figure(each.tokens_per_joule)))
+    if currency is not None:
+        columns.append((f"{currency}/h", lambda each: figure(each.price_per_hour)))
+        columns.append((f"tokens per {currency}", lambda each: figure(each.tokens_per_money)))
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (
-            Text(engine.name, engine=place),
-            figure(economy.tokens_per_s),
-            figure(economy.joules_per_token),
-            figure(economy.tokens_per_joule),
-            f"{economy.price_per_hour:g} {economy.currency}" if economy.price_per_hour is not None else "-",
-            figure(economy.tokens_per_money),
-        )
-        for place, engine, economy in known
+        (Text(engine.name, engine=place), *(words(economy) for _, words in columns)) for place, engine, economy in known
     )
-    blocks: list[Block] = [Table(head, rows, numeric=(1, 2, 3, 4, 5))]
+    head = ("engine", *(name for name, _ in columns))
+    blocks: list[Block] = [Table(head, rows, numeric=tuple(range(1, len(head))))]
     sources = sorted({source for _, _, economy in known for source in economy.energy_sources})
     if sources:
         blocks.append(
@@ -44,7 +37,7 @@ def economy_section(result: RaceResult) -> Iterator[Section]:
         blocks.append(Paragraph(f"No energy was measured. {' '.join(result.notes.energy_missing)}", "soft"))
     if currency is None:
         blocks.append(
-            Paragraph("No price was given; `cost` in the scenario or --price says what an hour costs.", "soft")
+            Paragraph("No price was given; cost in the scenario, or --price, says what an hour costs.", "soft")
         )
     yield Section(
         "economy",

@@ -278,8 +278,8 @@ def _quantile(samples: Sequence[Sample], metric: str, percentile: float) -> floa
 
 
 def nice_ticks(low: float, high: float) -> list[float]:
-    """On a log axis: the coarsest steps of which at least three lie inside it."""
-    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
+    """On a log axis: the coarsest steps of which at least three lie inside it, never more than about eight."""
+    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), [step / 10 for step in range(10, 100)]):
         ticks = [
             step * 10.0**exponent
             for exponent in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -288,4 +288,4 @@ def nice_ticks(low: float, high: float) -> list[float]:
         ]
         if len(ticks) >= 3:
             break
-    return [round(tick, 6) for tick in ticks]
+    return [round(tick, 6) for tick in ticks[:: math.ceil(len(ticks) / 8) or 1]]

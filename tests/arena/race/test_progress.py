@@ -55,13 +55,15 @@ def test_the_table_tells_what_runs_what_held_and_what_comes_next() -> None:
 
 def test_a_search_that_is_over_has_no_next_rate_and_no_time_left() -> None:
     screen, _ = shown(is_terminal=False)
+    screen.engine_failed("vllm", "It is not there.")
     for cell in NATIVE.cells * 2:
         screen.cell_judged("native", cell)
     assert screen.standings["native"].next_words(SCENARIO) == "done"
     assert screen.standings["native"].cells_left(SCENARIO) == 0
     bars = screen.standings["native"].curve(99.0)
-    assert len(bars.plain) == len(screen.standings["native"].valid)
-    assert {str(span.style) for span in bars.spans} == {"green", "red"}
+    assert len(bars.plain) == 2 * len(screen.standings["native"].valid)
+    assert set(bars.plain[1::2]) == {"✓", "✗"}  # not by colour alone
+    assert "left" not in screen.time_words()
 
 
 def test_without_a_terminal_there_are_lines_and_no_moving_table() -> None:
