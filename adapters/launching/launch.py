@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -34,10 +35,12 @@ from msgspec import Struct
 
 from adapters.errors import EngineUnavailable, InvalidRequest
 from adapters.launching.engine_log import is_full, open_log, read_tail, telling_lines
+from adapters.launching.knobs import Knob
 from adapters.launching.ports import HOST as HOST
 from adapters.launching.ports import free_port as free_port
 from adapters.launching.ports import held_by_others, who_listens
 from adapters.launching.supervise import descendants
+from adapters.launching.weights import Weights
 from adapters.option_errors import read_options
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ class LaunchSpec(Struct, frozen=True, kw_only=True):
     log_limit_bytes: int = LOG_LIMIT_BYTES  # a log that outgrows it is cut, down to its end
     prepare: Callable[[], object] | None = None  # work before the start: run in a thread, may take seconds
     temporary: Collection[Path] = ()  # what that has written for one life of the engine: gone when it is
+    weights: Weights | None = None  # what it serves, once `prepare` has made it; None where that is not known
 
 
 class Installation(Struct, frozen=True):
@@ -79,7 +83,7 @@ class Installation(Struct, frozen=True):
 class Launchable:
     """An adapter class whose engine can be started from here, by the recipe that has the engine's name.
 
-    A class without a recipe overrides `installed`, `launch_options` and `launch_spec`.
+    A class without a recipe overrides `installed`, `launch_options` and `launch_spec`, and may override `knobs`.
     """
 
     engine: ClassVar[str]
@@ -99,6 +103,14 @@ class Launchable:
         """What `options` of a launch may hold. Whoever reads a configuration checks them before anything starts."""
         options: type[Struct] = cls.recipe().Options
         return options
+
+    @classmethod
+    def knobs(cls) -> tuple[Knob, ...]:
+        """The launch options that are worth tuning, the most important one first. Without a recipe there are none."""
+        if importlib.util.find_spec(f"adapters.launching.recipes.{cls.engine}") is None:
+            return ()
+        knobs: tuple[Knob, ...] = cls.recipe().KNOBS
+        return knobs
 
     @classmethod
     def launch_spec(cls, *, home: Path, model: Model, port: int, options: Mapping[str, Any]) -> LaunchSpec:

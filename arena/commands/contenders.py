@@ -41,6 +41,7 @@ def contenders_of(
         contenders = launched(wanted, scenario.model, merged(scenario.options, chosen)) + contenders
     refuse_idle_options(chosen, contenders)
     refuse_duplicates([contender.name for contender in contenders])
+    refuse_restarts(scenario, contenders)
     return contenders
 
 
@@ -128,6 +129,15 @@ def refuse_idle_options(options: Mapping[str, Mapping[str, Any]], contenders: li
     for engine in options:
         if engine not in started:
             raise Misuse(f"--option {engine}.{next(iter(options[engine]))}: this command does not start {engine!r}.")
+
+
+def refuse_restarts(scenario: Scenario, contenders: list[Contender]) -> None:
+    for contender in contenders:
+        if scenario.restart != "never" and contender.process is None:
+            raise Misuse(
+                f"The scenario asks for `restart: {scenario.restart}`, and {contender.name!r} is an endpoint that only "
+                "you can restart; start it by --engines, or set `restart: never`."
+            )
 
 
 def api_key(variable: str) -> str:

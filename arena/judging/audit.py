@@ -1,12 +1,10 @@
-"""Can a cell be believed, and do the engines do the same work? Pure: rows in, findings out.
+"""Can a cell be believed? Pure: rows in, findings out. What differs between engines is parity.py's to say.
 
 A cell passes or it is out: `invalid_client` (the load generator was late or full, so the numbers say more of the
-client), `invalid_cache` (prompts were served from a prefix cache that real traffic would not have), `unstable` (the
-backlog grew: the queue would have grown without end, so it counts as a fail whatever its percentiles say). What cannot
-be decided from a short cell is a note, with the reason, and blocks nothing.
-
-Between engines, parity is checked: equal output lengths, equal prompt lengths for the same prompts, real streaming. An
-engine that does other work than its rivals stays in the table but gets no rank.
+client), `invalid_cache` (prompts were served from a prefix cache that real traffic would not have, or had been sent
+before), `invalid_cold` (its tail is its first wave, which met a cold engine), `unstable` (the backlog grew: the queue
+would have grown without end, so it counts as a fail whatever its percentiles say). What cannot be decided from a short
+cell is a note, with the reason, and blocks nothing.
 """
 
 from __future__ import annotations
@@ -14,68 +12,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 from scipy.stats import chi2, kstest, poisson
 
-from arena.judging import stats
+from arena.judging import detectors, stats
+from arena.judging.findings import SECOND_NS, Effect, Finding, Row
 
-SECOND_NS = 1_000_000_000
-
-Effect: TypeAlias = Literal["note", "invalid_client", "invalid_cache", "unstable"]
+__all__ = ["Finding", "Row", "audit_cell", "verdict"]
 
 ARRIVAL_ALPHA = 0.0005  # of a self-audit that is right to fail once in 2000 honest plans
 CACHED_SHARE = 0.35  # a chat template's constant head may be cached; of a ~130-token prompt that is at most a quarter
 UNSERVED_SHARE = 0.10  # backlog grows by more than this share of the offered load
-FAKE_STREAM_SHARE = 0.05  # the answer's tokens all come within this share of its end-to-end time
-FAKE_STREAM_TOKENS = 20
-LENGTH_PARITY = 0.99
-PROMPT_PARITY = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One request as the audits see it. Times in ns from the cell's start, None where the thing never happened."""
-
-    seq: int
-    measured: bool
-    prompt_id: str
-    scheduled_ns: int
-    sent_ns: int | None
-    first_gen_ns: int | None
-    last_gen_ns: int | None
-    done_ns: int | None
-    status: str
-    max_tokens: int
-    in_tokens: int | None
-    out_tokens: int | None
-    cached_tokens: int | None
-    finish_reason: str | None
-    n_chunks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check of one cell. `ok=False` with the effect "note" is told and has no consequence."""
-
-    check: str
-    ok: bool
-    value: float | None
-    threshold: float | None
-    effect: Effect
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
-class Disparity:
-    """Why an engine cannot be ranked against the others."""
-
-    engine: str
-    check: str
-    words: str
+DAMNING: tuple[Effect, ...] = ("invalid_client", "invalid_cache", "invalid_cold", "unstable")
 
 
 def audit_cell(
@@ -87,10 +38,19 @@ def audit_cell(
     horizon_ns: int,
     poisson_arrivals: bool,
     lag_budget_ms: float,
+    warm_cache: bool = False,
+    repeated: int = 0,
 ) -> list[Finding]:
-    """All findings of a cell, the damning and the harmless. `schedule_ns` is the whole plan, cool-down included."""
+    """All findings of a cell, the damning and the harmless. `schedule_ns` is the whole plan, cool-down included.
+
+    `repeated` counts its measured prompts that the engine had been sent before: it is zero, unless the scenario wants
+    the cache warm (`warm_cache`).
+    """
     measured = [row for row in rows if row.measured]
-    findings = [is_measured(measured), client_lag(measured, lag_budget_ms), unsent(measured), cached_prompts(measured)]
+    findings = [is_measured(measured), client_lag(measured, lag_budget_ms), unsent(measured)]
+    findings += [cached_prompts(measured, warm=warm_cache), repeated_prompts(repeated, warm=warm_cache)]
+    findings += [detectors.first_wave(measured), detectors.refused(measured)]
+    findings += [detectors.ended_early(measured), detectors.one_token(measured)]
     findings.append(backlog(rows, rate_rps=rate_rps, from_ns=warmup_ns, to_ns=horizon_ns))
     if poisson_arrivals:
         findings += arrivals(schedule_ns, rate_rps)
@@ -99,11 +59,11 @@ def audit_cell(
 
 def verdict(
     findings: Sequence[Finding],
-) -> tuple[Literal["ok", "invalid_client", "invalid_cache", "unstable"], str | None]:
+) -> tuple[Literal["ok", "invalid_client", "invalid_cache", "invalid_cold", "unstable"], str | None]:
     """The status of a cell and why. A cell that cannot be believed is not also called unstable."""
-    for effect in ("invalid_client", "invalid_cache", "unstable"):
+    for effect in DAMNING:
         failed = [finding for finding in findings if finding.effect == effect and not finding.ok]
-        if failed:
+        if failed and effect != "note":
             return effect, " ".join(finding.words for finding in failed)
     return "ok", None
 
@@ -133,13 +93,24 @@ def unsent(measured: Sequence[Row]) -> Finding:
     )
 
 
-def cached_prompts(measured: Sequence[Row]) -> Finding:
-    """Median share of the prompt that the engine says it had in its prefix cache."""
+def cached_prompts(measured: Sequence[Row], *, warm: bool) -> Finding:
+    """Median share of the prompt that the engine says it had in its prefix cache. Told only where it is to be warm."""
     shares = [row.cached_tokens / row.in_tokens for row in measured if row.cached_tokens is not None and row.in_tokens]
     share = statistics.median(shares) if shares else None
-    ok = share is None or share <= CACHED_SHARE
-    words = f"{share:.0%} of the prompt tokens came from the prefix cache." if share is not None else "Not reported."
-    return Finding("cached_prompt_share", ok, share, CACHED_SHARE, "invalid_cache", words)
+    ok = warm or share is None or share <= CACHED_SHARE
+    words = (
+        f"{share:.0%} of the prompt tokens came from the prefix cache; if they are meant to, the scenario has to say "
+        "`cache: warm`."
+        if share is not None
+        else "Not reported."
+    )
+    return Finding("cached_prompt_share", ok, share, 1.0 if warm else CACHED_SHARE, "invalid_cache", words)
+
+
+def repeated_prompts(count: int, *, warm: bool) -> Finding:
+    """Prompts that were sent before, to warm the engine up or in an earlier cell, are not measured."""
+    words = f"{count} measured prompts had been sent to this engine before." if count else ""
+    return Finding("repeated_prompts", warm or count == 0, count, 0, "invalid_cache", words)
 
 
 def backlog(rows: Sequence[Row], *, rate_rps: float, from_ns: int, to_ns: int) -> Finding:
@@ -200,63 +171,6 @@ def arrivals(scheduled_ns: Sequence[int], rate_rps: float) -> list[Finding]:
                 Finding(check, p >= ARRIVAL_ALPHA, p, ARRIVAL_ALPHA, "invalid_client", f"{words} (p = {p:.2g}).")
             )
     return found
-
-
-def disparities(rows_of: Mapping[str, Sequence[Row]]) -> list[Disparity]:
-    """Parity over all cells of each engine. `rows_of` holds the completed requests by engine."""
-    found: list[Disparity] = []
-    for engine, rows in rows_of.items():
-        found += [*_output_length(engine, rows), *_fake_streaming(engine, rows)]
-    return found + _prompt_lengths(rows_of)
-
-
-def _output_length(engine: str, rows: Sequence[Row]) -> list[Disparity]:
-    counted = [row for row in rows if row.status == "ok" and row.out_tokens is not None]
-    answered = sum(row.status == "ok" for row in rows)
-    if answered and not counted:
-        return [Disparity(engine, "output_length", "It reports no token usage, so its output length is unknown.")]
-    exact = sum(row.out_tokens == row.max_tokens for row in counted)
-    if counted and exact < LENGTH_PARITY * len(counted):
-        share = exact / len(counted)
-        words = f"Only {share:.0%} of its answers have the length that was asked for (it may not honour ignore_eos)."
-        return [Disparity(engine, "output_length", words)]
-    return []
-
-
-def _fake_streaming(engine: str, rows: Sequence[Row]) -> list[Disparity]:
-    shares = []
-    for row in rows:
-        if row.status != "ok" or row.first_gen_ns is None or row.last_gen_ns is None:
-            continue
-        if (row.out_tokens or row.n_chunks) > FAKE_STREAM_TOKENS and row.last_gen_ns > row.scheduled_ns:
-            shares.append((row.last_gen_ns - row.first_gen_ns) / (row.last_gen_ns - row.scheduled_ns))
-    if shares and statistics.median(shares) < FAKE_STREAM_SHARE:
-        words = "It does not stream: the answers arrive in one piece at the end, so its TPOT means nothing."
-        return [Disparity(engine, "streaming", words)]
-    return []
-
-
-def _prompt_lengths(rows_of: Mapping[str, Sequence[Row]]) -> list[Disparity]:
-    """Each engine's prompt tokens against the median engine's, over prompts that all of them have met."""
-    lengths = {
-        engine: {row.prompt_id: row.in_tokens for row in rows if row.in_tokens is not None}
-        for engine, rows in rows_of.items()
-    }
-    lengths = {engine: known for engine, known in lengths.items() if known}
-    shared = set.intersection(*(set(known) for known in lengths.values())) if len(lengths) > 1 else set()
-    if not shared:
-        return []
-    totals = {engine: sum(known[prompt] for prompt in shared) for engine, known in lengths.items()}
-    middle = statistics.median_low(totals.values())
-    differing = {
-        engine: total / middle - 1 for engine, total in totals.items() if abs(total / middle - 1) > PROMPT_PARITY
-    }
-    return [
-        Disparity(
-            engine, "prompt_length", f"It counts {share:+.1%} prompt tokens for the same prompts (another template?)."
-        )
-        for engine, share in differing.items()
-    ]
 
 
 def _end_ns(row: Row) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from msgspec import Struct
 from arena.judging import audit, stats
 from arena.judging.arrival_audit import arrivals_drawn, asked_prompts
 from arena.judging.economy import Economy, economy_of, price_of
+from arena.judging.parity import Work, disparities
 from arena.judging.ranking import RankSet, compare_all, rank_sets
 from arena.judging.search import Goodput, Knee, Outcome, estimate
 from arena.judging.shape import UNTOLD, Shape, measured_shape
@@ -51,6 +52,9 @@ class EngineNotes(Struct, frozen=True, kw_only=True):
     start_s: float | None = None
     burst_rps: float | None = None
     failure: str | None = None
+    weights: dict[str, Any] = {}  # digests, precision and relation to the model's file; empty where it is not told
+    settings: dict[str, Any] = {}  # how it was launched, and its own report of its settings
+    tuning: dict[str, Any] = {}  # what `--tune` tried and found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +135,7 @@ class EngineResult:
     unranked: tuple[str, ...]  # why there is no rank
     settings: Mapping[str, Any] = field(default_factory=dict)  # launch options: part of what was raced
     economy: Economy | None = None  # at the headline rate; None: nothing was delivered there
+    remarks: tuple[str, ...] = ()  # differences from its rivals that cost it no rank
 
     def headline_quantile(self, metric: str, percentile: float) -> float | None:
         values = [sample.ttft_ms for sample in self.headline] if metric == "ttft" else tpots(self.headline)
@@ -181,7 +186,7 @@ def judge_race(store: Store) -> RaceResult:
     ]
     engines = store.query("SELECT * FROM engines ORDER BY engine_id")
     mine = {row["engine_id"]: [cell for cell in cells if cell.engine_id == row["engine_id"]] for row in engines}
-    reasons = _unranked(store, {row["engine_id"]: row for row in engines}, mine)
+    reasons, remarks = _compared(store, {row["engine_id"]: row for row in engines}, mine, scenario)
     knees = {
         engine_id: Knee([cell.outcome() for cell in known if cell.is_valid], scenario.settings)
         for engine_id, known in mine.items()
@@ -190,7 +195,11 @@ def judge_race(store: Store) -> RaceResult:
     better = compare_all(knees)
     ranks = rank_sets(list(knees), better)
     judged = [
-        _engine(store, row, mine[row["engine_id"]], scenario, ranks, reasons[row["engine_id"]]) for row in engines
+        replace(
+            _engine(store, row, mine[row["engine_id"]], scenario, ranks, reasons[row["engine_id"]]),
+            remarks=tuple(remarks[row["engine_id"]]),
+        )
+        for row in engines
     ]
     judged.sort(key=_standing)
     return RaceResult(
@@ -260,12 +269,15 @@ def read_samples(store: Store, cell_id: str) -> tuple[Sample, ...]:
 def audit_rows(store: Store, cell_id: str) -> list[audit.Row]:
     columns = (
         "seq, measured, prompt_id, scheduled_ns, sent_ns, first_gen_ns, last_gen_ns, done_ns, status, max_tokens, "
-        "in_tok_usage AS in_tokens, out_tok_usage AS out_tokens, cached_tok AS cached_tokens, finish_reason, n_chunks"
+        "in_tok_usage AS in_tokens, out_tok_usage AS out_tokens, cached_tok AS cached_tokens, finish_reason, n_chunks, "
+        "http, n_reads, gap_cv"
     )
-    return [
-        audit.Row(**row)
-        for row in store.query(f"SELECT {columns} FROM v_requests WHERE cell_id = ? ORDER BY seq", [cell_id])
-    ]
+    rows = store.query(
+        f"SELECT {columns} FROM v_requests LEFT JOIN v_arrival_shape USING (cell_id, seq) "
+        "WHERE cell_id = ? ORDER BY seq",
+        [cell_id],
+    )
+    return [audit.Row(**row) for row in rows]
 
 
 def audit_cell(store: Store, cell_id: str, scenario: Scenario) -> list[audit.Finding]:
@@ -286,6 +298,8 @@ def audit_cell(store: Store, cell_id: str, scenario: Scenario) -> list[audit.Fin
         horizon_ns=plan["horizon_ns"],
         poisson_arrivals=drawn is None and plan["kind"] == "poisson",
         lag_budget_ms=lag_budget_ms(scenario.slo.ttft_ms),
+        warm_cache=scenario.cache == "warm",
+        repeated=store.query("SELECT count(*) AS n FROM v_repeated WHERE cell_id = ?", [cell_id])[0]["n"],
     )
     if drawn is not None:
         findings += arrivals_drawn(drawn, schedule_ns)
@@ -298,24 +312,29 @@ def _findings(store: Store, cell_id: str) -> list[audit.Finding]:
     return [audit.Finding(row["check_name"], row["ok"], row["value"], row["threshold"], "note", "") for row in rows]
 
 
-def _unranked(
-    store: Store, engines: Mapping[str, Mapping[str, Any]], cells: Mapping[str, Sequence[CellResult]]
-) -> dict[str, list[str]]:
-    """Why an engine gets no rank; an empty list where it does."""
+def _compared(
+    store: Store,
+    engines: Mapping[str, Mapping[str, Any]],
+    cells: Mapping[str, Sequence[CellResult]],
+    scenario: Scenario,
+) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Why an engine gets no rank (an empty list where it does), and what else is to be told of it."""
     reasons: dict[str, list[str]] = {engine_id: [] for engine_id in engines}
+    remarks: dict[str, list[str]] = {engine_id: [] for engine_id in engines}
+    works: dict[str, Work] = {}
     for engine_id, row in engines.items():
         notes = msgspec.json.decode(row["capability_json"], type=EngineNotes)
+        valid = [cell for cell in cells[engine_id] if cell.is_valid]
         if notes.failure:
             reasons[engine_id].append(notes.failure)
-        if not any(cell.is_valid for cell in cells[engine_id]):
+        if not valid:
             reasons[engine_id].append("It has no valid cell.")
-    rows_of = {
-        engine_id: [row for cell in known if cell.is_valid for row in audit_rows(store, cell.cell_id)]
-        for engine_id, known in cells.items()
-    }
-    for disparity in audit.disparities({engine_id: rows for engine_id, rows in rows_of.items() if rows}):
-        reasons[disparity.engine].append(disparity.words)
-    return reasons
+            continue
+        rows = [audit_rows(store, cell.cell_id) for cell in valid]
+        works[engine_id] = Work(cells=rows, probe=notes.probe, weights=notes.weights)
+    for found in disparities(works, weights=scenario.parity.weights):
+        (reasons if found.blocks else remarks)[found.engine].append(found.words)
+    return reasons, remarks
 
 
 def _engine(
@@ -407,6 +426,9 @@ def engine_summary(engine: EngineResult) -> dict[str, Any]:
         "failures": sum(not sample.ok for sample in samples),
         **_economy_summary(engine.economy),
         "unranked": list(engine.unranked),
+        "remarks": list(engine.remarks),
+        "weights": dict(engine.notes.weights),
+        "raced_with": dict(engine.notes.settings),
     }
 
 

@@ -35,6 +35,7 @@ from arena.load.workload import NOTHING, CellKey, prompt_source
 from arena.load.workloads.material import Material
 from arena.race.energy import POWERCAP, readable_counters, sampled
 from arena.race.probe import WISHES, WISHES_OF_NATURAL_ENDS, Found, is_alive, probe, warm_up
+from arena.race.raced_with import settings_of, weights_of
 from arena.race.scenario import Scenario
 from arena.records.store import CellRecord, EngineRecord, RunRecord, Store
 from arena.records.verdicts import search_rows, verdict_rows
@@ -56,6 +57,7 @@ class Contender:
     model: str | None = None  # name to ask for; None: the only one that is served
     headers: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)
+    tuning: Mapping[str, Any] = field(default_factory=dict)  # what was tried to find these flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +199,8 @@ class Course:
                 step = self._next(entry)
                 assert step is not None
                 try:
+                    if self.scenario.restart == "round" and round_number > 1:
+                        await self._restart(entry)
                     await self._run_cell(entry, step)
                 except GoodgateError as error:
                     self._drop(entry, error.message)
@@ -230,10 +234,17 @@ class Course:
         start_s = time.monotonic() - started
         entry.target = found.target(entry.name)
         burst_rps = await self._warm_up(entry.target, warm)
+        self.store.record_warmup(entry.name, [warm(seq).prompt_id for seq in range(1 + sum(self._bursts))])
         if not entry.outcomes:
             entry.first_rung = self.settings.rung_below(burst_rps * FIRST_RATE_SHARE)
         entry.notes = EngineNotes(
-            probe=found.to_dict(), launched=contender.process is not None, start_s=start_s, burst_rps=burst_rps
+            probe=found.to_dict(),
+            launched=contender.process is not None,
+            start_s=start_s,
+            burst_rps=burst_rps,
+            weights=await weights_of(entry.process),
+            settings=settings_of(entry.process, contender.flags, found.settings),
+            tuning=dict(contender.tuning),
         )
         self._record_engine(entry, found)
         self.show.engine_ready(
@@ -244,16 +255,20 @@ class Course:
 
     async def _warm_up(self, target: Target, prompts: PromptSource) -> float:
         """Two bursts, a small one for whatever is still cold, and the one that is counted; requests a second."""
-        search = self.scenario.search
-        small = math.ceil(search.burst / 4)
-        await warm_up(target, lambda seq: prompts(1 + seq), small, timeout_s=search.burst_timeout_s)
-        return await warm_up(
-            target, lambda seq: prompts(1 + small + seq), search.burst, timeout_s=search.burst_timeout_s
-        )
+        timeout_s = self.scenario.search.burst_timeout_s
+        small, whole = self._bursts
+        await warm_up(target, lambda seq: prompts(1 + seq), small, timeout_s=timeout_s)
+        return await warm_up(target, lambda seq: prompts(1 + small + seq), whole, timeout_s=timeout_s)
+
+    @property
+    def _bursts(self) -> tuple[int, int]:
+        return math.ceil(self.scenario.search.burst / 4), self.scenario.search.burst
 
     async def _run_cell(self, entry: Entry, step: Probe) -> None:
-        assert entry.target is not None
         replicate = entry.attempts.get(step.rung, 0)
+        if replicate and self.scenario.restart == "replicate":
+            await self._restart(entry)
+        assert entry.target is not None
         entry.attempts[step.rung] = replicate + 1
         plan = self._plan(entry, step, replicate)
         self.slot += 1
@@ -335,6 +350,13 @@ class Course:
         entry.notes = msgspec.structs.replace(entry.notes, failure=words)
         self._record_engine(entry)
         self.show.engine_failed(entry.name, words)
+
+    async def _restart(self, entry: Entry) -> None:
+        """A replicate of its own: runs carry over what they did to memory, caches and kernels."""
+        invalid_in_a_row = entry.invalid_in_a_row
+        await self._stop(entry)
+        await self._bring_up(entry)
+        entry.invalid_in_a_row = invalid_in_a_row  # a restart between invalid cells must not make them endless
 
     async def _stop(self, entry: Entry) -> None:
         if entry.process is not None:

@@ -1,10 +1,14 @@
 """Before an engine is measured: what does it speak, does it answer as asked, and about how fast is it?
 
-    found = await probe(url, model=None)                      # one short request, repeated without what it refuses
+    found = await probe(url, model=None, prompt=prompt)       # a few short requests, repeated without what it refuses
     burst = await warm_up(found.target("vllm"), prompts, 24)  # many at once: warms every batch size, gives a first rate
 
 What an engine refuses (usage in streams, `ignore_eos`) is found out here, once, and remembered in the target's fields;
 the measured path never retries. The burst is closed loop, so its rate is an upper bound of goodput and never a result.
+
+The gate: usage and exact length are needed for a rank (judging/parity.py looks at them in every cell). Whether tokens
+come one by one, whether single events tell their count, whether cached tokens are told, and what it does with tools is
+told in the report.
 """
 
 from __future__ import annotations
@@ -19,20 +23,44 @@ import aiohttp
 import msgspec
 
 from adapters.errors import EngineError, EngineFailed, EngineProtocolError, EngineUnavailable
-from adapters.wire.sse import EventSplitter
 from adapters.wire.unreachable import why_unreachable
 from arena.load.plan import Prompt, PromptSource, Target
+from arena.race.one_answer import Answer, Refused, ask, start_of
+from arena.race.own_report import own_report
 
-PROBE_TOKENS = 8
+PROBE_TOKENS = 24
 PROBE_TIMEOUT_S = 120.0  # the first request of a fresh engine may compile kernels
+STREAM_SHARE = 0.05  # of an answer's time in which its events come, where it does not stream
+SEVERAL_TOKENS = 1.5  # tokens an event, from which on an engine is asked to count them
 
 # What a race wants of every engine. Each is given up separately when the engine answers 4xx to it.
 WISHES: Mapping[str, Any] = {"ignore_eos": True, "stream_options": {"include_usage": True}}
 # Where the model ends its answers (tools, schemas), nothing may keep it from doing so.
 WISHES_OF_NATURAL_ENDS: Mapping[str, Any] = {"stream_options": {"include_usage": True}}
+COUNTED = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "note",
+        "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+    },
+}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an engine turned out to do. None: it could not be told."""
+
+    streams: bool | None  # its events come over time
+    min_tokens: bool | None = None  # asked for where `ignore_eos` is refused or not kept
+    counts_events: bool | None = None  # usage in every event (`continuous_usage_stats`)
+    tells_cached: bool = False
+    caches: bool | None = None  # the same prompt again came from its prefix cache, by its own count
+    reasoning: bool = False  # its answer had reasoning deltas
+    tools: bool | None = None  # a forced tool call came as deltas; False: refused, or answered with text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """What one engine turned out to be. `refused` holds the wishes it answers with an error."""
 
@@ -43,6 +71,10 @@ class Found:
     exact_length: bool  # it gave as many tokens as were asked for
     counts_tokens: bool
     ttft_ms: float
+    prompt_tokens: int | None
+    prompt_asked: int | None  # tokens that the workload meant it to have
+    capabilities: Capabilities
+    settings: Mapping[str, Any] = field(default_factory=dict)  # its own report of them
     served_by: str = ""  # our gateway's header, where one is in between
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -55,20 +87,11 @@ class Found:
             "exact_length": self.exact_length,
             "counts_tokens": self.counts_tokens,
             "probe_ttft_ms": round(self.ttft_ms, 1),
+            "prompt_tokens": self.prompt_tokens,
+            "prompt_asked": self.prompt_asked,
+            "capabilities": {name: getattr(self.capabilities, name) for name in Capabilities.__slots__},
             "served_by": self.served_by,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    tokens: int | None
-    pieces: int
-    ttft_s: float | None
-    served_by: str
-
-
-class Refused(Exception):
-    """The engine answered a 4xx status."""
 
 
 async def probe(
@@ -84,29 +107,82 @@ async def probe(
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S, sock_connect=5)
     async with aiohttp.ClientSession(timeout=timeout, headers=sent_headers) as client:
         served = model or await only_model(client, url)
-        granted = dict(wishes)
-        while True:
-            body = {"model": served, **prompt.fields, "max_tokens": PROBE_TOKENS, "stream": True, **granted}
-            try:
-                answer = await ask(client, url, body)
-                break
-            except Refused as refusal:
-                if not granted:
-                    raise EngineFailed(f"{url} refuses a plain chat request: {refusal}.") from refusal
-                del granted[_blamed(str(refusal), granted)]
-    if answer.ttft_s is None:
-        raise EngineProtocolError(f"{url} answered without any text.")
-    return Found(
-        url=url,
-        model=served,
-        fields={"stream": True, **granted},
-        refused=tuple(sorted(set(wishes) - set(granted))),
-        exact_length=answer.tokens == PROBE_TOKENS,
-        counts_tokens=answer.tokens is not None,
-        ttft_ms=answer.ttft_s * 1000,
-        served_by=answer.served_by,
-        headers=sent_headers,
-    )
+        plain = {"model": served, **prompt.fields, "max_tokens": PROBE_TOKENS, "stream": True}
+        answer, granted = await _least_refused(client, url, plain, wishes)
+        if answer.first_s is None:
+            raise EngineProtocolError(f"{url} answered without any text.")
+        is_exact = "ignore_eos" not in wishes or answer.tokens in (None, PROBE_TOKENS)
+        min_tokens = None if is_exact else await _keeps_min_tokens(client, url, {**plain, **granted})
+        again = await _try(client, url, {**plain, **granted, **(COUNTED if "stream_options" in granted else {})})
+        counts_events = again is not None and again.pieces > 0 and again.counted_pieces == again.pieces
+        if counts_events and _sends_several(answer):
+            granted = {**granted, **COUNTED}
+        called = await _try(client, url, {**plain, "tools": [TOOL], "tool_choice": "required"})
+        told_again = again.cached_tokens if again is not None else None
+        return Found(
+            url=url,
+            model=served,
+            fields={"stream": True, **granted},
+            refused=tuple(sorted(set(wishes) - set(granted))),
+            exact_length=answer.tokens == PROBE_TOKENS,
+            counts_tokens=answer.tokens is not None,
+            ttft_ms=(answer.first_s or 0.0) * 1000,
+            prompt_tokens=answer.prompt_tokens,
+            prompt_asked=prompt.prompt_tokens,
+            capabilities=Capabilities(
+                streams=_streams(answer),
+                min_tokens=min_tokens,
+                counts_events=counts_events,
+                tells_cached=answer.cached_tokens is not None or told_again is not None,
+                caches=None if told_again is None else told_again > 0,
+                reasoning=answer.has_reasoning,
+                tools=called is not None and called.has_tool_calls,
+            ),
+            settings=await own_report(client, url),
+            served_by=answer.served_by,
+            headers=sent_headers,
+        )
+
+
+async def _least_refused(
+    client: aiohttp.ClientSession, url: str, plain: Mapping[str, Any], wishes: Mapping[str, Any]
+) -> tuple[Answer, dict[str, Any]]:
+    """The first answer, and the wishes that were left when it came."""
+    granted = dict(wishes)
+    while True:
+        try:
+            return await ask(client, url, {**plain, **granted}), granted
+        except Refused as refusal:
+            if not granted:
+                raise EngineFailed(f"{url} refuses a plain chat request: {refusal}.") from refusal
+            del granted[_blamed(str(refusal), granted)]
+
+
+async def _keeps_min_tokens(client: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> bool:
+    """Where the length was not kept, would `min_tokens` keep it? It is told and not used: bodies are the same for all
+    engines, and its value differs from request to request.
+    """
+    longer = await _try(client, url, {**body, "min_tokens": PROBE_TOKENS})
+    return longer is not None and longer.tokens == PROBE_TOKENS
+
+
+async def _try(client: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> Answer | None:
+    """The answer to something that an engine need not be able to do."""
+    try:
+        return await ask(client, url, body)
+    except (Refused, EngineError):
+        return None
+
+
+def _streams(answer: Answer) -> bool | None:
+    """Whether its events came over time; the detectors judge it by what comes in the cells."""
+    if answer.pieces < 2 or answer.first_s is None or answer.last_s is None:
+        return False if answer.tokens is not None and answer.tokens > 1 else None
+    return answer.last_s - answer.first_s >= STREAM_SHARE * answer.last_s
+
+
+def _sends_several(answer: Answer) -> bool:
+    return answer.tokens is not None and answer.tokens >= SEVERAL_TOKENS * answer.pieces
 
 
 async def only_model(client: aiohttp.ClientSession, url: str) -> str:
@@ -115,7 +191,7 @@ async def only_model(client: aiohttp.ClientSession, url: str) -> str:
         async with client.get(url + "/v1/models") as response:
             body = await response.read()
             if response.status >= 400:
-                raise EngineUnavailable(f"{url}/v1/models answered HTTP {response.status}: {_start_of(body)}")
+                raise EngineUnavailable(f"{url}/v1/models answered HTTP {response.status}: {start_of(body)}")
             names = [str(entry["id"]) for entry in msgspec.json.decode(body)["data"]]
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise EngineUnavailable(f"Nothing answers at {url}: {why_unreachable(error)}.") from error
@@ -157,79 +233,6 @@ async def warm_up(target: Target, prompts: PromptSource, size: int, *, timeout_s
     if not completed:
         raise EngineFailed(f"None of {size} simultaneous requests was answered: {results[0]}")
     return completed / (time.monotonic() - started)
-
-
-async def ask(client: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> Answer:
-    """One streamed chat request, read to its end."""
-    splitter = EventSplitter()
-    started = time.monotonic()
-    first: float | None = None
-    tokens: int | None = None
-    pieces = 0
-    has_ended = False
-    try:
-        async with client.post(url + "/v1/chat/completions", json=body) as response:
-            if response.status >= 400:
-                text = _start_of(await response.content.read(4096))
-                if response.status < 500:
-                    raise Refused(f"HTTP {response.status} {text}")
-                raise EngineFailed(f"{url} answered HTTP {response.status}: {text}")
-            served_by = response.headers.get("x-goodgate-engine", "")
-            async for data in response.content.iter_any():
-                for event in splitter.feed(data):
-                    has_text, counted, ends = read_event(event.data)
-                    has_ended = has_ended or ends
-                    tokens = counted if counted is not None else tokens
-                    if has_text:
-                        pieces += 1
-                        first = first if first is not None else time.monotonic() - started
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise EngineUnavailable(f"{url} broke off: {error or type(error).__name__}.") from error
-    if not has_ended:
-        raise EngineProtocolError(f"{url} ended an answer without a finish reason and without [DONE].")
-    return Answer(tokens, pieces, first, served_by)
-
-
-def read_event(data: bytes) -> tuple[bool, int | None, bool]:
-    """Does this event carry generated text, how many output tokens does it account for, and does it end the answer?"""
-    if data.strip() == b"[DONE]":
-        return False, None, True
-    try:
-        event = msgspec.json.decode(data, type=_Event)
-    except msgspec.DecodeError as error:
-        raise EngineProtocolError(f"The stream holds an event that is not OpenAI's: {error}.") from error
-    if event.error:
-        raise EngineFailed(f"The engine reported an error in its stream: {str(event.error)[:300]}")
-    deltas = [choice.delta for choice in event.choices or () if choice.delta is not None]
-    has_text = any(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls for delta in deltas)
-    ends = any(choice.finish_reason for choice in event.choices or ())
-    return has_text, event.usage.completion_tokens if event.usage is not None else None, ends
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[Any] | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta | None = None
-    finish_reason: str | None = None
-
-
-class _Usage(msgspec.Struct):
-    completion_tokens: int | None = None
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-    error: Any = None
-
-
-def _start_of(body: bytes) -> str:
-    return " ".join(body[:300].decode("utf-8", "replace").split())
 
 
 def _blamed(refusal: str, wishes: Mapping[str, Any]) -> str:

@@ -93,6 +93,14 @@ class Cell(Strict, frozen=True, kw_only=True):
         return max(self.duration_s, self.min_requests / rate_rps)
 
 
+class Parity(Strict, frozen=True, kw_only=True):
+    """What may differ between engines that are ranked. `same` weights: one source file for all, served as it is or
+    unpacked; `any`: other weights, or the same packed a second time, are told and ranked.
+    """
+
+    weights: Literal["same", "any"] = "same"
+
+
 class Search(Strict, frozen=True, kw_only=True):
     """The ladder of rates, `start_rps * step ** rung`, and how much is spent on walking it."""
 
@@ -132,6 +140,9 @@ class Scenario(Strict, frozen=True, kw_only=True):
     confidence: Annotated[float, Meta(ge=0.5, lt=1)] = 0.95
     cost: Cost | None = None
     valid_days: Annotated[float, Meta(gt=0, le=3660)] = 90.0  # how long its evidence is to be believed
+    parity: Parity = Parity()
+    cache: Literal["cold", "warm"] = "cold"  # warm: prompts may come from the prefix cache, or have been sent before
+    restart: Literal["never", "round", "replicate"] = "never"  # beyond what `residency` asks for; see docs/fairness.md
 
     @property
     def settings(self) -> SearchSettings:

@@ -190,6 +190,12 @@ CREATE TABLE IF NOT EXISTS verdicts (
     PRIMARY KEY (run_id, engine_id, slo_id)
 );
 
+-- Prompts that warmed an engine up before its cells. None of them may be measured.
+CREATE TABLE IF NOT EXISTS warmup_prompts (
+    engine_id VARCHAR NOT NULL,
+    prompt_id VARCHAR NOT NULL
+);
+
 CREATE TABLE IF NOT EXISTS audits (
     cell_id VARCHAR NOT NULL,
     check_name VARCHAR NOT NULL,

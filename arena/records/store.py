@@ -38,7 +38,9 @@ from arena.records.spool_sql import LOAD_METRICS, LOAD_SPOOL, MISSING
 
 SCHEMA_VERSION = 2
 
-CellStatus: TypeAlias = Literal["planned", "unjudged", "ok", "invalid_client", "invalid_cache", "unstable", "aborted"]
+CellStatus: TypeAlias = Literal[
+    "planned", "unjudged", "ok", "invalid_client", "invalid_cache", "invalid_cold", "unstable", "aborted"
+]
 """planned: announced, its spool is not in. unjudged: its rows are in, the audit has not spoken. The rest is the audit's
 word."""
 
@@ -239,6 +241,12 @@ class Store:
                 self._connection.execute(f"DELETE FROM {table}")
                 for row in rows:
                     self._insert(table, row)
+
+    def record_warmup(self, engine_id: str, prompt_ids: Sequence[str]) -> None:
+        """Prompts that the engine has been sent outside its cells."""
+        self._connection.execute(
+            "INSERT INTO warmup_prompts SELECT ?, unnest(?::VARCHAR[])", [engine_id, list(prompt_ids)]
+        )
 
     def cell_summary(self, cell_id: str, *, slo_ttft_ms: float, slo_tpot_ms: float) -> CellSummary:
         rows = self.query(_SUMMARY, [slo_ttft_ms, slo_tpot_ms, cell_id])

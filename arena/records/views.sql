@@ -31,6 +31,38 @@ SELECT
 FROM requests AS r
 LEFT JOIN v_tokens_at_first USING (cell_id, seq);
 
+CREATE OR REPLACE VIEW v_arrival_shape AS
+-- How the events of an answer came. n_reads: moments at which some came; those of one read came together. gap_cv: standard
+-- deviation of the gaps between these moments over their mean; NULL for fewer than two gaps.
+WITH moments AS (
+    SELECT cell_id, seq, list_sort(list_distinct(t_ns)) AS moment FROM token_events
+),
+gaps AS (
+    SELECT cell_id, seq, len(moment) AS n_reads, list_transform(range(2, len(moment) + 1), lambda i: moment[i] - moment[i - 1]) AS gap
+    FROM moments
+)
+SELECT
+    cell_id, seq, n_reads,
+    CASE WHEN len(gap) >= 2 THEN list_aggregate(gap, 'stddev_pop') / nullif(list_aggregate(gap, 'avg'), 0) END AS gap_cv
+FROM gaps;
+
+CREATE OR REPLACE VIEW v_repeated AS
+-- Measured requests whose prompt the same engine had been sent before: to warm it up, in an earlier cell, in the warm-up of
+-- this one, or earlier in its window.
+WITH sent AS (
+    SELECT c.engine_id, c.slot, r.cell_id, r.seq, r.measured, r.prompt_id FROM requests AS r JOIN cells AS c USING (cell_id)
+),
+first_sent AS (
+    SELECT engine_id, prompt_id, min(row(slot, seq)) AS first FROM sent GROUP BY ALL
+)
+SELECT s.cell_id, s.seq, s.prompt_id
+FROM sent AS s
+JOIN first_sent AS f USING (engine_id, prompt_id)
+WHERE s.measured AND (
+    row(s.slot, s.seq) > f.first
+    OR EXISTS (SELECT 1 FROM warmup_prompts AS w WHERE w.engine_id = s.engine_id AND w.prompt_id = s.prompt_id)
+);
+
 CREATE OR REPLACE VIEW v_measured AS
 SELECT * FROM v_requests WHERE measured;
 

@@ -5,6 +5,7 @@ Each recipe module offers these functions, which its adapter hands on by being `
     installed(home) -> Installation
     install(home, say)                                   # every step is said; safe to run again after a failure
     Options                                              # a struct: what can be set for a launch
+    KNOBS                                                # those of them that decide how much it carries
     launch_spec(home=, model=, port=, options=) -> LaunchSpec
 
 An engine gets a Python environment of its own under `GOODGATE_HOME/engines/<engine>`, because engines pin versions that

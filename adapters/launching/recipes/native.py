@@ -15,13 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import adapters
+from adapters.launching.knobs import Knob
 from adapters.launching.launch import HOST, Installation, LaunchSpec
+from adapters.launching.weights import Weights
 
 if TYPE_CHECKING:
+    from adapters.launching.weights import Relation
     from adapters.models.model_store import Model
 
 ENGINE = "native"
 ROOT = Path(adapters.__file__).parents[1]
+KNOBS = (
+    Knob(option="max_num_seqs", meaning="batch depth", values=(1, 2, 4, 8, 16, 32, 64, 128), default=64),
+    Knob(option="max_num_batched_tokens", meaning="chunk size", values=(128, 256, 512, 1024), default=256),
+)
 
 
 def installed(home: Path) -> Installation:
@@ -42,7 +49,15 @@ def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, An
         ready_path="/ready",
         prepare=partial(write_config, config, gateway_config(model.name, port, options)),
         temporary=(config,),
+        weights=weights_of(model, options),
     )
+
+
+def weights_of(model: Model, options: Mapping[str, Any]) -> Weights:
+    """A GGUF file is unpacked when it is loaded, whatever its own format."""
+    relation: Relation = "dequantised" if model.format == "gguf" else "same"
+    precision = str(options.get("dtype") or "bfloat16")
+    return Weights(source=model.path, served=model.path, precision=precision, relation=relation)
 
 
 def gateway_config(model: str, port: int, options: Mapping[str, Any]) -> dict[str, Any]:

