@@ -151,33 +151,36 @@ def one_token(measured: Sequence[Row]) -> Finding:
 
 
 def first_wave(measured: Sequence[Row]) -> Finding:
-    """Is the tail of this cell its beginning? Compared is the TTFT for each request ahead in the queue.
-
-    A queue makes its requests wait for those ahead, and dividing by their number takes that out; what is left is what
-    the engine did with them. The first tenth of the window must hold at least two that are five times as slow as
-    the slowest hundredth of all later ones.
+    """Is the tail of this cell its beginning? The first tenth of the window must hold at least two requests that are
+    five times as slow as the slowest hundredth of all later ones, in two ways: by TTFT, and by TTFT for each request
+    ahead in the queue, since a queue that happens to be long at first makes its requests wait and is not cold.
     """
     check = "first_wave_slowness"
     rows = sorted((row for row in measured if row.status != "unsent"), key=lambda row: row.scheduled_ns)
     if len(rows) < COLD_NEEDS:
         return Finding(check, True, None, COLD_FACTOR, "note", "Too few requests to see whether the first were cold.")
-    shares = _waits_a_place(rows)
-    size = max(FIRST_WAVE_MIN, math.ceil(FIRST_WAVE_SHARE * len(rows)))
-    wave, later = sorted(shares[:size], reverse=True), stats.quantile(shares[size:], 99)
-    if not later or math.isinf(later):
+    ratios = [_wave_over_later(each) for each in _waits(rows)]
+    slowness = min((ratio for ratio in ratios if ratio is not None), default=None)
+    if slowness is None:
         return Finding(check, True, None, COLD_FACTOR, "note", "The later requests give nothing to compare with.")
-    slowness = wave[COLD_REQUESTS - 1] / later
     told = "failed" if math.isinf(slowness) else f"were {slowness:.0f} times as slow as the slowest of the later ones"
     words = f"The window began cold: some of its first requests {told}."
     value = None if math.isinf(slowness) else slowness
     return Finding(check, slowness < COLD_FACTOR, value, COLD_FACTOR, "invalid_cold", words)
 
 
-def _waits_a_place(rows: Sequence[Row]) -> list[float]:
-    """TTFT over the number of requests that were waiting for their first token when this one came, itself included."""
+def _wave_over_later(waits: Sequence[float]) -> float | None:
+    size = max(FIRST_WAVE_MIN, math.ceil(FIRST_WAVE_SHARE * len(waits)))
+    later = stats.quantile(waits[size:], 99)
+    return sorted(waits[:size])[-COLD_REQUESTS] / later if later and not math.isinf(later) else None
+
+
+def _waits(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+    """TTFT of each, and TTFT over the number that were waiting for a first token when it came, itself included."""
     due = np.array([row.scheduled_ns for row in rows], dtype=float)
     # One that never got a token has left no sign of when it stopped waiting, and counts as never having waited.
     first = np.array([-math.inf if row.first_gen_ns is None else row.first_gen_ns for row in rows], dtype=float)
     ahead = np.array([np.count_nonzero(first[:index] > due[index]) for index in range(len(rows))])
     failed = np.array([row.first_gen_ns is None or row.status != "ok" for row in rows])
-    return [float(share) for share in np.where(failed, math.inf, (first - due) / (1 + ahead))]
+    waits = np.where(failed, math.inf, first - due)
+    return waits.tolist(), (waits / (1 + ahead)).tolist()
