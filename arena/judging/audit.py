@@ -40,17 +40,19 @@ def audit_cell(
     lag_budget_ms: float,
     warm_cache: bool = False,
     repeated: int = 0,
+    exact_output: bool = True,
 ) -> list[Finding]:
     """All findings of a cell, the damning and the harmless. `schedule_ns` is the whole plan, cool-down included.
 
     `repeated` counts its measured prompts that the engine had been sent before: it is zero, unless the scenario wants
-    the cache warm (`warm_cache`).
+    the cache warm (`warm_cache`). With `exact_output`, answers are to have the length that was asked for.
     """
     measured = [row for row in rows if row.measured]
     findings = [is_measured(measured), client_lag(measured, lag_budget_ms), unsent(measured)]
     findings += [cached_prompts(measured, warm=warm_cache), repeated_prompts(repeated, warm=warm_cache)]
     findings += [detectors.first_wave(measured), detectors.refused(measured)]
-    findings += [detectors.ended_early(measured), detectors.one_token(measured)]
+    if exact_output:
+        findings += [detectors.ended_early(measured), detectors.one_token(measured)]
     findings.append(backlog(rows, rate_rps=rate_rps, from_ns=warmup_ns, to_ns=horizon_ns))
     if poisson_arrivals:
         findings += arrivals(schedule_ns, rate_rps)

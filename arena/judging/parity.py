@@ -24,7 +24,6 @@ WeightsParity: TypeAlias = Literal["same", "any"]
 
 EXACT_SHARE = 0.99
 LENGTH_ALPHA = 0.001
-LENGTH_PARITY = 0.05  # between mean lengths, where no engine's are exact
 PROMPT_PARITY = 0.02
 PROBE_PROMPT = "probe"  # which every engine has met, whatever rates it ran
 FEWEST_TOKENS = 0.9  # of what a prompt was meant to have
@@ -51,12 +50,16 @@ class Work:
         return all(_exact_share(cell) >= EXACT_SHARE for cell in self.cells)
 
 
-def disparities(works: Mapping[str, Work], *, weights: WeightsParity = "any") -> list[Disparity]:
-    """Every difference, the blocking and the told, engine by engine in the order of `works`."""
+def disparities(
+    works: Mapping[str, Work], *, weights: WeightsParity = "any", exact_output: bool = True
+) -> list[Disparity]:
+    """Every difference, the blocking and the told, engine by engine in the order of `works`. Without `exact_output` the
+    model ends its answers.
+    """
     found = [
         *_weights(works, weights),
         *_prompt_tokens(works),
-        *_output_lengths(works),
+        *_output_lengths(works, exact_output),
         *_finish_reasons(works),
         *_caches(works),
     ]
@@ -142,9 +145,9 @@ def _asked_prompt(engine: str, work: Work) -> list[Disparity]:
     return [Disparity(engine, "prompt_length", words)]
 
 
-def _output_lengths(works: Mapping[str, Work]) -> list[Disparity]:
-    """Answers must have the length that was asked for. Where no engine keeps to that, they must be as long as each
-    other's, in their distribution (Kolmogorov-Smirnov) or their mean.
+def _output_lengths(works: Mapping[str, Work], exact: bool) -> list[Disparity]:
+    """Answers must have the length that was asked for. Where no engine keeps to that, or none is to, they must be as
+    long as each other's in their distribution (Kolmogorov-Smirnov).
     """
     found, inexact = [], {}
     for engine, work in works.items():
@@ -153,12 +156,19 @@ def _output_lengths(works: Mapping[str, Work]) -> list[Disparity]:
         if answered and not counted:
             words = "It reports no token usage, so its output length is unknown."
             found.append(Disparity(engine, "output_length", words))
-        elif counted and not work.is_exact:
+        elif counted and not (exact and work.is_exact):
             inexact[engine] = counted
-    if len(inexact) == len(works) > 1 and _are_alike(list(inexact.values())):
+    alike = len(inexact) == len(works) and _are_alike(list(inexact.values()))
+    if alike and not exact:
+        return found
+    if alike and len(works) > 1:
         words = "Its answers are not as long as was asked for, and neither are its rivals': as long as each other's."
         return [Disparity(engine, "output_length", words, blocks=False) for engine in inexact]
     for engine in inexact:
+        if not exact:
+            words = "Its answers and a rival's differ in length more than chance lets them."
+            found.append(Disparity(engine, "output_length", words))
+            continue
         share = min(_exact_share(cell) for cell in works[engine].cells)
         words = f"Only {share:.0%} of a cell's answers have the length that was asked for (no ignore_eos?)."
         found.append(Disparity(engine, "output_length", words))
@@ -171,9 +181,6 @@ def _exact_share(cell: Sequence[Row]) -> float:
 
 
 def _are_alike(lengths: Sequence[Sequence[int]]) -> bool:
-    means = [statistics.fmean(each) for each in lengths]
-    if max(means) > (1 + LENGTH_PARITY) * min(means):
-        return False
     return all(float(ks_2samp(lengths[0], each).pvalue) >= LENGTH_ALPHA for each in lengths[1:])
 
 

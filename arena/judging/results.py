@@ -299,6 +299,7 @@ def audit_cell(store: Store, cell_id: str, scenario: Scenario) -> list[audit.Fin
         poisson_arrivals=drawn is None and plan["kind"] == "poisson",
         lag_budget_ms=lag_budget_ms(scenario.slo.ttft_ms),
         warm_cache=scenario.cache == "warm",
+        exact_output=scenario.exact_output,
         repeated=store.query("SELECT count(*) AS n FROM v_repeated WHERE cell_id = ?", [cell_id])[0]["n"],
     )
     if drawn is not None:
@@ -332,7 +333,7 @@ def _compared(
             continue
         rows = [audit_rows(store, cell.cell_id) for cell in valid]
         works[engine_id] = Work(cells=rows, probe=notes.probe, weights=notes.weights)
-    for found in disparities(works, weights=scenario.parity.weights):
+    for found in disparities(works, weights=scenario.parity.weights, exact_output=scenario.exact_output):
         (reasons if found.blocks else remarks)[found.engine].append(found.words)
     return reasons, remarks
 

@@ -1,6 +1,6 @@
 """What was raced, in settings: how an engine was launched, what it reports of itself, and which weights it serves.
 
-It is part of the result: another flag is another engine. Paths are cut to their ends, which names no user and no host.
+It is part of the result: another flag is another engine. Paths are cut to their last name, which tells of no user and no host.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from adapters.launching.launch import EngineProcess
 
-_LONG_PATH = re.compile(r"/(?:[^/\s\"':=]+/){2,}(?=[^/\s\"':=]+/[^/\s\"':=]+)")
+_LONG_PATH = re.compile(r"/(?:[^/\s\"':=]+/){2,}(?=[^/\s\"':=]+)")
 
 
 def settings_of(
@@ -34,7 +34,7 @@ async def weights_of(process: EngineProcess | None) -> dict[str, Any]:
 
 
 def short(text: str) -> str:
-    """Each absolute path in a text, by its last two names."""
+    """Each absolute path of three names or more in a text, by its last one."""
     return _LONG_PATH.sub(".../", text)
 
 

@@ -141,7 +141,6 @@ class Scenario(Strict, frozen=True, kw_only=True):
     cost: Cost | None = None
     valid_days: Annotated[float, Meta(gt=0, le=3660)] = 90.0  # how long its evidence is to be believed
     parity: Parity = Parity()
-    cache: Literal["cold", "warm"] = "cold"  # warm: prompts may come from the prefix cache, or have been sent before
     restart: Literal["never", "round", "replicate"] = "never"  # beyond what `residency` asks for; see docs/fairness.md
 
     @property

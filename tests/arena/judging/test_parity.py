@@ -56,6 +56,18 @@ def test_engines_that_all_end_where_they_like_are_compared_with_each_other() -> 
     assert blocking(compared({"a": free, "b": shorter})) == [("a", "output_length"), ("b", "output_length")]
 
 
+def test_answers_that_the_model_ends_are_compared_in_their_distribution() -> None:
+    free = [replace(r, out_tokens=10 + r.seq % 40, finish_reason="stop") for r in HONEST]
+    shorter = [replace(r, out_tokens=(r.out_tokens or 0) // 2) for r in free]
+
+    def judged(second: list[Row]) -> list[Disparity]:
+        works = {name: Work(cells=[rows], weights=FILE) for name, rows in (("a", free), ("b", second))}
+        return disparities(works, exact_output=False)
+
+    assert judged(list(reversed(free))) == []
+    assert {each.check for each in judged(shorter) if each.blocks} == {"output_length"}
+
+
 @pytest.mark.replay("R21")
 def test_an_engine_of_one_token_answers_is_not_ranked_however_fast_they_are() -> None:
     terse = [replace(r, out_tokens=1, n_chunks=1, n_reads=1, gap_cv=None, last_gen_ns=r.first_gen_ns) for r in HONEST]
