@@ -1,6 +1,6 @@
 """What was raced, in settings: how an engine was launched, what it reports of itself, and which weights it serves.
 
-It is part of the result: another flag is another engine. Paths are cut to their last name, which tells of no user and no host.
+It is part of the result: another flag is another engine. Paths are cut to their last name, which tells of no user.
 """
 
 from __future__ import annotations
