@@ -61,8 +61,8 @@ def prompt_words(workload: Workload) -> str:
     if isinstance(workload, ConversationWorkload):
         turns = f"{workload.min_turns} to {workload.max_turns} turns"
         think = f"{workload.min_think_s:g} to {workload.max_think_s:g} s apart"
-        each = _of_words(workload.prompt, workload.prefix)
-        return f"conversations of {turns}, {think}, the whole history sent again; each message {each}"
+        each = f"each message {length_words(workload.prompt)} of random words{_behind(workload.prefix)}"
+        return f"conversations of {turns}, {think}, the whole history sent again; {each}"
     if isinstance(workload, TraceWorkload):
         return f"of the lengths recorded in {workload.path}, at most {workload.max_prompt_tokens} tokens"
     assert_never(workload)
@@ -92,8 +92,12 @@ def length_words(lengths: Lengths) -> str:
 
 def _of_words(lengths: Lengths, prefix: SharedPrefix | None) -> str:
     own = f"{length_words(lengths)} of random words, about one token each"
+    return f"{own}{_behind(prefix)}" if prefix else f"{own}; no two share a beginning"
+
+
+def _behind(prefix: SharedPrefix | None) -> str:
     if prefix is None:
-        return f"{own}; no two share a beginning"
+        return ""
     groups = "one system message" if prefix.groups == 1 else f"one of {prefix.groups} system messages"
     who = "" if prefix.share == 1 else f" in {prefix.share:.0%} of them"
-    return f"{own}, behind {groups} of {prefix.tokens}{who}"
+    return f", behind {groups} of {prefix.tokens}{who}"

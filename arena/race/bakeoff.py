@@ -30,10 +30,11 @@ from arena.judging import audit, results
 from arena.judging.results import CellResult, EngineNotes, RaceResult, RunNotes
 from arena.judging.search import Outcome, Probe, next_probe
 from arena.load.loadgen import Limits, Progress, run_cell
-from arena.load.plan import CellPlan, PromptSource, Sessions, Target, build_plan
-from arena.load.workload import NOTHING, CellKey, prompt_source
+from arena.load.plan import CellPlan, PromptSource, Target
+from arena.load.workload import NOTHING, CellKey
 from arena.load.workloads.material import Material
 from arena.race.energy import POWERCAP, readable_counters, sampled
+from arena.race.planned import plan_cell, prompts_of
 from arena.race.probe import WISHES, WISHES_OF_NATURAL_ENDS, Found, is_alive, probe, warm_up
 from arena.race.raced_with import settings_of, weights_of
 from arena.race.scenario import Scenario
@@ -228,7 +229,7 @@ class Course:
         url = entry.process.url if entry.process else contender.url
         assert url is not None
         entry.invalid_in_a_row = 0
-        warm = self._prompts(self._key(None, entry))
+        warm = prompts_of(self.scenario, self.card.material, self._key(None, entry))
         wishes = WISHES if self.scenario.exact_output else WISHES_OF_NATURAL_ENDS
         found = await probe(url, model=contender.model, prompt=warm(0), headers=contender.headers, wishes=wishes)
         start_s = time.monotonic() - started
@@ -322,24 +323,9 @@ class Course:
             raise GoodgateError(f"It stopped answering at {entry.target.url}.")
 
     def _plan(self, entry: Entry, step: Probe, replicate: int) -> CellPlan:
-        """The same for every engine at this rung and replicate. Load goes on until the last measured request must be
-        done.
-        """
         key = CellKey(self.card.seed, step.rung, replicate)
-        return build_plan(
-            f"{entry.name}-{step.rate_rps:g}rps-{replicate}",
-            rate_rps=step.rate_rps,
-            duration_s=self.scenario.cell.window_s(step.rate_rps),
-            warmup_s=self.scenario.cell.warmup_s,
-            cooldown_s=self.scenario.slo.deadline_s(self.scenario.longest_output) + 1,
-            prompts=self._prompts(key),
-            seed=key.schedule_seed(),
-            arrivals=self.scenario.arrivals,
-            trace=self.card.material.arrivals,
-        )
-
-    def _prompts(self, key: CellKey) -> PromptSource | Sessions:
-        return prompt_source(self.scenario.workload, key, self.card.material, cache=self.scenario.cache)
+        cell_id = f"{entry.name}-{step.rate_rps:g}rps-{replicate}"
+        return plan_cell(self.scenario, self.card.material, key, cell_id=cell_id, rate_rps=step.rate_rps)
 
     def _key(self, rung: int | None, entry: Entry) -> CellKey:
         """Prompts of the burst: others each time that the engine is warmed up."""

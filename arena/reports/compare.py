@@ -1,6 +1,6 @@
 """Two races side by side, engine by engine. Pure, but for the table.
 
-Figures are comparable when the limits, the workload and the model are the same; otherwise `compare_races` refuses.
+Figures are comparable when limits, model, what is sent and when are the same; otherwise `compare_races` refuses.
 Different machines are compared, since that is a fair question, and the table says so. An engine that got no rank in one
 of the races did other work there than its rivals, so it gets no verdict here either.
 """
@@ -35,7 +35,7 @@ class Change:
 
 def compare_races(before: RaceResult, after: RaceResult) -> list[Change]:
     """Raises ValueError with a sentence when the races did not ask the same question."""
-    for what in ("slo", "workload", "model"):
+    for what in ("slo", "workload", "arrivals", "cache", "model"):
         ours, theirs = getattr(before.scenario, what), getattr(after.scenario, what)
         if ours != theirs:
             raise ValueError(f"The races cannot be compared: they differ in `{what}` ({ours} against {theirs}).")
