@@ -103,7 +103,7 @@ def _card(
     loaded: LoadedScenario, contenders: list[Contender], out: Path | None, *, quick: bool, seed: int | None
 ) -> RaceCard:
     from arena.race.bakeoff import RaceCard
-    from arena.race.config import git_sha, host_facts
+    from arena.race.config import clock_facts, git_sha, host_facts
 
     now = datetime.now(UTC)
     run_id = f"{loaded.scenario.name}-{now:%Y%m%d-%H%M%S}"
@@ -117,6 +117,7 @@ def _card(
         contenders=contenders,
         out=new_folder(out or goodgate_home() / "arena" / run_id),
         host=host_facts(),
+        clock=clock_facts(),
         git_sha=git_sha(),
         command=shlex.join(["goodgate", "arena", *sys.argv[2:]]) if "arena" in sys.argv[1:2] else "",
     )

@@ -100,6 +100,7 @@ class CellRun:
     max_in_flight: int
     wall_s: float
     foreign_cpu: float | None = None  # share of all cores that others took
+    epoch_unix_ns: int | None = None  # the cell's time zero; None: its clock never started
 
 
 def lag_budget_ms(slo_ttft_ms: float) -> float:
@@ -220,7 +221,8 @@ def _crash_report(code: int, complaints: deque[str]) -> str:
 
 def _summary(plan: CellPlan, spool: Path, wall_s: float) -> CellRun:
     rows = list(spools.read_rows(spool))
-    footer = rows[-1]
+    header, footer = rows[0], rows[-1]
+    assert isinstance(header, SpoolHeader)
     assert isinstance(footer, SpoolFooter)
     measured = [row for row in rows if isinstance(row, RequestRow) and row.measured]
     return CellRun(
@@ -235,6 +237,7 @@ def _summary(plan: CellPlan, spool: Path, wall_s: float) -> CellRun:
         max_in_flight=footer.max_in_flight,
         wall_s=wall_s,
         foreign_cpu=footer.foreign_cpu,
+        epoch_unix_ns=header.epoch_unix_ns,
     )
 
 

@@ -29,11 +29,13 @@ from adapters.launching.launch import EngineProcess
 from arena.judging import audit, results
 from arena.judging.results import CellResult, EngineNotes, RaceResult, RunNotes
 from arena.judging.search import Outcome, Probe, next_probe
+from arena.load import spool as spools
 from arena.load.loadgen import Limits, Progress, run_cell
 from arena.load.plan import CellPlan, PromptSource, Target
 from arena.load.workload import NOTHING, CellKey
 from arena.load.workloads.material import Material
 from arena.race.energy import POWERCAP, readable_counters, sampled
+from arena.race.engine_metrics import metric_rows, watched
 from arena.race.planned import plan_cell, prompts_of
 from arena.race.probe import WISHES, WISHES_OF_NATURAL_ENDS, Found, is_alive, probe, warm_up
 from arena.race.raced_with import settings_of, weights_of
@@ -73,6 +75,7 @@ class RaceCard:
     contenders: Sequence[Contender]
     out: Path
     host: Mapping[str, Any]
+    clock: Mapping[str, Any] = field(default_factory=dict)  # what the stamps are read from
     material: Material = NOTHING  # what the files of the scenario hold
     git_sha: str | None = None
     command: str = ""
@@ -289,7 +292,7 @@ class Course:
         self.show.cell_starting(
             entry.name, step.rate_rps, cell.warmup_s + cell.window_s(step.rate_rps) + deadline_s / 2
         )
-        async with sampled(self.counters) as energy:
+        async with sampled(self.counters) as energy, watched(entry.target) as metrics:
             run = await run_cell(
                 plan,
                 entry.target,
@@ -297,6 +300,7 @@ class Course:
                 limits=Limits(request_timeout_s=deadline_s + 0.5),
                 on_progress=lambda progress: self.show.cell_progress(entry.name, progress),
             )
+        spools.write_metrics(run.spool, metric_rows(metrics, run.epoch_unix_ns))
         self.store.record_energy(plan.cell_id, energy)
         self.store.ingest(plan.cell_id, run.spool)
         result = judge_cell(self.store, plan.cell_id, self.scenario, aborted=run.aborted)
@@ -372,6 +376,7 @@ class Course:
                 seed=self.card.seed,
                 git_sha=self.card.git_sha,
                 host=self.card.host,
+                clock=self.card.clock,
                 notes=msgspec.json.encode(notes).decode(),
             )
         )
@@ -389,6 +394,7 @@ class Course:
                 version=contender.version,
                 endpoint=entry.target.url if entry.target else contender.url or "",
                 model=found.model if found else model,
+                weights_sha=entry.notes.weights.get("served_sha256"),
                 flags=contender.flags,
                 capability=msgspec.to_builtins(entry.notes),
             )

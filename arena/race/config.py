@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -98,6 +99,17 @@ def host_facts() -> dict[str, Any]:
         "goodgate": _version("goodgate"),
         "locust": _version("locust"),
         "duckdb": _version("duckdb"),
+    }
+
+
+def clock_facts() -> dict[str, Any]:
+    """What all stamps of a race are read from."""
+    facts = time.get_clock_info("monotonic")
+    source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    return {
+        "clock": facts.implementation,
+        "resolution_ns": round(facts.resolution * 1e9),
+        "source": source.read_text().strip() if source.exists() else None,
     }
 
 

@@ -35,10 +35,7 @@ def settle(folder: Path) -> list[str]:
     with Store(path) as store:
         said += [_take_in(store, cell, folder) for cell in _finished_outside(store, folder)]
         for cell in _unjudged(store):
-            judge_cell(
-                store, cell["cell_id"], _notes(store).scenario,
-                aborted=cell["reason"] if cell["status"] == "aborted" else None,
-            )  # fmt: skip
+            judge_cell(store, cell["cell_id"], _notes(store).scenario, aborted=None)
             said.append(f"{cell['cell_id']} was judged; the race ended before it came to that.")
         result = judge_race(store)
         store.record_verdicts(verdict_rows(result), search_rows(result))
@@ -66,10 +63,7 @@ def _take_in(store: Store, cell_id: str, folder: Path) -> str:
 
 
 def _unjudged(store: Store) -> list[dict[str, Any]]:
-    return store.query(
-        "SELECT cell_id, status, reason FROM cells WHERE ingested_utc IS NOT NULL AND (status = 'unjudged' OR status = "
-        "'aborted' AND cell_id NOT IN (SELECT cell_id FROM audits)) ORDER BY slot"
-    )
+    return store.query("SELECT cell_id FROM cells WHERE ingested_utc IS NOT NULL AND status = 'unjudged' ORDER BY slot")
 
 
 def _notes(store: Store) -> RunNotes:

@@ -10,7 +10,6 @@ MIGRATIONS: dict[int, str] = {
     1: """
 ALTER TABLE schema_meta ADD COLUMN tool_version VARCHAR;
 ALTER TABLE runs ADD COLUMN clock_json VARCHAR;
-ALTER TABLE engines ADD COLUMN tokenizer_sha VARCHAR;
 ALTER TABLE plans ADD COLUMN drawn_json VARCHAR;
 ALTER TABLE plan_rows ADD COLUMN prompt_sha256 VARCHAR;
 ALTER TABLE plan_rows ADD COLUMN prompt_tokens INTEGER;

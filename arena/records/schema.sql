@@ -27,7 +27,6 @@ CREATE TABLE IF NOT EXISTS engines (
     endpoint VARCHAR NOT NULL,
     model VARCHAR NOT NULL,
     weights_sha VARCHAR,
-    tokenizer_sha VARCHAR,
     flags_json VARCHAR NOT NULL,
     capability_json VARCHAR NOT NULL
 );

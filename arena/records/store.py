@@ -70,7 +70,6 @@ class EngineRecord:
     endpoint: str
     model: str
     weights_sha: str | None = None
-    tokenizer_sha: str | None = None
     flags: Mapping[str, Any]
     capability: Mapping[str, Any]
 
@@ -168,7 +167,6 @@ class Store:
                 "endpoint": engine.endpoint,
                 "model": engine.model,
                 "weights_sha": engine.weights_sha,
-                "tokenizer_sha": engine.tokenizer_sha,
                 "flags_json": json.dumps(dict(engine.flags)),
                 "capability_json": json.dumps(dict(engine.capability)),
             },

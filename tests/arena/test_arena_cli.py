@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from arena.commands.cli import app
 from arena.commands.contenders import merged
+from arena.records.store import Store
 
 SCENARIO = """
 name: scripted
@@ -70,6 +71,19 @@ def test_a_race_writes_its_files_and_prints_the_summary_as_json(finished: tuple[
     assert engine["goodput_rps"] >= 2
     assert engine["rank"] == [1, 1]
     assert json.loads((out / "evidence.json").read_text())["entries"][0]["slo"]["ttft_ms"] == 1000
+
+
+def test_the_store_knows_the_clock_the_engines_own_metrics_and_what_was_said_of_each(
+    finished: tuple[Path, str],
+) -> None:
+    with Store(finished[0] / "arena.duckdb", read_only=True) as store:
+        assert json.loads(store.query("SELECT clock_json FROM runs")[0]["clock_json"])["resolution_ns"] >= 1
+        metrics = {row["metric"] for row in store.query("SELECT DISTINCT metric FROM engine_health")}
+        assert "fake:requests_running" in metrics
+        verdict = store.query("SELECT est, evidence_sha FROM verdicts")[0]
+        assert verdict["est"] == json.loads(finished[1])["engines"][0]["goodput_rps"]
+        assert verdict["evidence_sha"] == json.loads((finished[0] / "evidence.json").read_text())["digest"]
+        assert store.query("SELECT count(*) AS n FROM search_steps")[0]["n"] >= 1
 
 
 def test_report_writes_a_lost_report_again_and_check_is_content(finished: tuple[Path, str], tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_a_cell_that_nobody_has_judged_enters_no_figure(tmp_path: Path) -> None:
 
 OLDER = """
 ALTER TABLE schema_meta DROP COLUMN tool_version; ALTER TABLE runs DROP COLUMN clock_json;
-ALTER TABLE engines DROP COLUMN tokenizer_sha; ALTER TABLE plan_rows DROP COLUMN prompt_sha256;
+ALTER TABLE plan_rows DROP COLUMN prompt_sha256;
 ALTER TABLE plan_rows DROP COLUMN prompt_tokens; ALTER TABLE plans DROP COLUMN drawn_json;
 ALTER TABLE cells DROP COLUMN phase_order; ALTER TABLE cells DROP COLUMN steady_from_ns;
 ALTER TABLE cells DROP COLUMN steady_to_ns;
