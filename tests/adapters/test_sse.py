@@ -148,6 +148,7 @@ def test_the_default_limit_is_8_mib() -> None:
         feed_all(splitter, [b"data: ", b"x" * ((8 << 20) - 5)])
 
 
+@pytest.mark.replay("R34")
 def test_a_long_event_in_small_reads_takes_linear_time() -> None:
     """Four times the reads may take about four times as long; joining anew at each read would take sixteen times."""
 

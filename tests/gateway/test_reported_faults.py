@@ -111,7 +111,7 @@ async def test_g11_large_bodies_do_not_hold_up_the_event_loop(start: Start, upst
     assert pulse.worst_s < 0.25  # far less; client, gateway and engine share this loop and a busy machine
 
 
-@pytest.mark.replay("G12")
+@pytest.mark.replay("G12", "R34")
 async def test_g12_each_chunk_of_a_hundred_streams_passes_at_once_and_costs_no_timer_and_no_task(
     start: Start, upstream_of: UpstreamOf
 ) -> None:

@@ -186,6 +186,18 @@ def test_connections_are_reused_and_each_row_says_so(corpus: dict[str, spool.Req
     assert corpus["no_reuse"].status == corpus["with_length"].status == corpus["last"].status == "ok"
 
 
+@pytest.mark.replay("R09")
+async def test_sixty_requests_one_after_the_other_share_the_warm_connections_and_no_more(
+    engine: RunningEngine, tmp_path: Path
+) -> None:
+    """A warm pool that is filled up again and again hides connections which are never used twice."""
+    engine.take_log()
+    plan = plan_of([(40.0 * index, quick()) for index in range(60)], cell_id="reuse")
+    fired = await fire(engine, plan, tmp_path, limits=Limits(warm_connections=2))
+    assert fired.run.ok == 60
+    assert fired.log.connections < 30
+
+
 async def test_the_body_is_the_plan_and_the_targets_own_fields(engine: RunningEngine, tmp_path: Path) -> None:
     plan = plan_of([(0, quick())], cell_id="body")
     fired = await fire(engine, plan, tmp_path)

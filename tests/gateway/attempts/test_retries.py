@@ -13,7 +13,7 @@ from email.utils import formatdate
 
 import pytest
 
-from tests.gateway.rig import Gateway, Reply, Script, Start, Upstream, fake, model, until
+from tests.gateway.rig import HELLO, Gateway, Reply, Script, Start, Upstream, fake, model, until
 
 UpstreamOf = Callable[[Script], Awaitable[Upstream]]
 
@@ -59,6 +59,23 @@ async def test_g29_s01_an_engine_that_says_when_to_come_back_is_asked_then_and_n
     assert (code, body["choices"][0]["message"]["content"]) == (200, "ab")
     assert 2 <= asked[1] - asked[0] <= 3 + (form == "date")
     assert await counted(gateway, "goodgate_retries_total") == 1
+
+
+@pytest.mark.replay("R34")
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_request_that_needs_three_tries_is_one_request_and_three_attempts(
+    start: Start, upstream_of: UpstreamOf, stream: bool
+) -> None:
+    replicas = [(await upstream_of(first(500)[0])).replica() for _ in range(2)]
+    gateway = await start(model(*replicas, (await upstream_of(whole)).replica()))
+    async with gateway.client.post(f"{gateway.url}/v1/chat/completions", json={**HELLO, "stream": stream}) as response:
+        assert response.status == 200
+        await response.read()
+    await until(lambda: gateway.open_requests.in_flight == 0, timeout_s=1)
+    assert await counted(gateway, "goodgate_requests_total") == 1
+    assert await counted(gateway, "goodgate_attempts_total") == 3
+    assert await counted(gateway, "goodgate_retries_total") == 2
+    assert await counted(gateway, "goodgate_time_to_first_token_seconds_count") == 1
 
 
 @pytest.mark.replay("F15")
