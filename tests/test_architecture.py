@@ -38,8 +38,8 @@ LOAD_PROCESSES = {
 }  # fmt: skip
 MEETS_NATIVE_ENGINE = ("adapters/native.py", "adapters/models/model_files.py")
 ARENA_MAY = {
-    "launching.launch", "wire.sse", "wire.unreachable", "models.model_store", "registry", "config", "errors", "base",
-    "types", "probing.matrix",
+    "launching.launch", "launching.knobs", "wire.sse", "wire.unreachable", "models.model_store", "registry", "config",
+    "errors", "base", "types", "probing.matrix",
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from rich.markup import escape
 from adapters.config import goodgate_home
 from arena.commands.common import Failure, Misuse, errors, new_folder
 from arena.commands.contenders import EngineOption, api_key, contenders_of, priced
+from arena.commands.tune import BudgetCells, BudgetMinutes, budget_of, tuned
 
 if TYPE_CHECKING:
     from arena.judging.results import RaceResult
@@ -66,6 +67,11 @@ def run(
             help="What an hour of an engine's machine costs, as engine=2.5; can be repeated.", metavar="PRICE"
         ),
     ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="First search each engine's own knobs, all within the same budget.")
+    ] = False,
+    tune_cells: BudgetCells = None,
+    tune_minutes: BudgetMinutes = None,
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the key of the --targets.")
     ] = None,
@@ -82,14 +88,20 @@ def run(
         if as_json and events:
             raise Misuse("--json and --events both write to stdout; --events ends with the summary, so use it alone.")
         key = api_key(api_key_env) if api_key_env else None
-        loaded = _loaded(scenario, quick=quick, model=model)
+        loaded = load(scenario, quick=quick, model=model)
         contenders = contenders_of(loaded.scenario, engines, targets or [], option or [], key)
         names = [contender.name for contender in contenders]
         loaded = replace(loaded, scenario=priced(loaded.scenario, price or [], names))
-        _race(_card(loaded, contenders, out, quick=quick, seed=seed), as_json=as_json, events=events)
+        if not tune and (tune_cells or tune_minutes):
+            raise Misuse("--tune-cells and --tune-minutes are the budget of --tune; give it, too.")
+        card = card_of(loaded, contenders, out, quick=quick, seed=seed)
+        if tune:
+            budget = budget_of(tune_cells, tune_minutes)
+            card = replace(card, contenders=tuned(card, contenders, budget, Console(stderr=True)))
+        _race(card, as_json=as_json, events=events)
 
 
-def _loaded(name: str, *, quick: bool, model: str | None) -> LoadedScenario:
+def load(name: str, *, quick: bool, model: str | None) -> LoadedScenario:
     from arena.race.config import load_scenario
     from arena.race.scenario import ScenarioError
 
@@ -99,14 +111,20 @@ def _loaded(name: str, *, quick: bool, model: str | None) -> LoadedScenario:
         raise Misuse(str(error)) from error
 
 
-def _card(
-    loaded: LoadedScenario, contenders: list[Contender], out: Path | None, *, quick: bool, seed: int | None
+def card_of(
+    loaded: LoadedScenario,
+    contenders: list[Contender],
+    out: Path | None,
+    *,
+    quick: bool,
+    seed: int | None,
+    suffix: str = "",
 ) -> RaceCard:
     from arena.race.bakeoff import RaceCard
     from arena.race.config import clock_facts, git_sha, host_facts
 
     now = datetime.now(UTC)
-    run_id = f"{loaded.scenario.name}-{now:%Y%m%d-%H%M%S}"
+    run_id = "-".join(filter(None, (loaded.scenario.name, suffix, f"{now:%Y%m%d-%H%M%S}")))
     return RaceCard(
         run_id=run_id,
         started_utc=now.isoformat(timespec="seconds"),
