@@ -38,12 +38,13 @@ class Budget(Struct, frozen=True, kw_only=True):
 
     cells: int | None = None
     minutes: float | None = None
+    per_trial: int = CELLS_PER_TRIAL
 
     def cells_left(self, spent_cells: int, spent_s: float) -> int:
         """Cells of the next trial; 0 where it is not to be begun."""
         if self.minutes is not None and spent_s >= 60 * self.minutes:
             return 0
-        left = CELLS_PER_TRIAL if self.cells is None else min(CELLS_PER_TRIAL, self.cells - spent_cells)
+        left = self.per_trial if self.cells is None else min(self.per_trial, self.cells - spent_cells)
         return left if left >= FEWEST_CELLS else 0
 
     def words(self) -> str:
