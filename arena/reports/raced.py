@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -21,6 +23,7 @@ def engines_section(result: RaceResult) -> Section:
         "version",
         "model",
         "settings",
+        "weights",
         "up in",
         "burst",
         "keeps length",
@@ -32,7 +35,7 @@ def engines_section(result: RaceResult) -> Section:
     return Section(
         "engines",
         "What was raced",
-        (Table(head, rows, numeric=(4, 5)),),
+        (Table(head, rows, numeric=(5, 6)), *_settings(result), *_tunings(result)),
         "Same plans, same prompts, same output lengths, or no rank: an engine that answers shorter or cannot be "
         "checked is shown and not compared. The burst, all at once, is a warm-up and bounds goodput from above.",
     )
@@ -46,13 +49,51 @@ def _engine_row(place: int, engine: EngineResult) -> tuple[Cell, ...]:
         engine.version or "-",
         engine.model,
         Text(flags or "as it comes", is_code=bool(flags)),
+        _weights_words(notes.weights),
         seconds(notes.start_s) if notes.launched else "was up",
         f"{notes.burst_rps:.1f}/s" if notes.burst_rps else "-",
         _yes(found.get("exact_length")),
         _yes(found.get("counts_tokens")),
         ", ".join(map(str, found.get("refused", []))) or "nothing",
-        Text(" ".join(engine.unranked), "bad") if engine.unranked else Text("yes", "good"),
+        _same_work(engine),
     )
+
+
+def _same_work(engine: EngineResult) -> Cell:
+    if engine.unranked:
+        return Text(" ".join((*engine.unranked, *engine.remarks)), "bad")
+    return Text(" ".join(("yes.", *engine.remarks)) if engine.remarks else "yes", "good")
+
+
+def _weights_words(weights: Mapping[str, Any]) -> Cell:
+    if not weights:
+        return "not told"
+    words = f"{weights['relation']}: {weights['precision']}" if weights["relation"] != "same" else weights["precision"]
+    return Text(words, hint=f"SHA-256 of what it reads: {weights['served_sha256']}")
+
+
+def _settings(result: RaceResult) -> list[Fold]:
+    """How each engine was started, and what it says of its settings itself."""
+    known = {engine.name: engine.notes.settings for engine in result.engines if engine.notes.settings}
+    if not known:
+        return []
+    lines = msgspec.json.format(msgspec.json.encode(known), indent=2).decode().splitlines()
+    return [Fold("How each engine was started, and its own report of its settings", (Code(tuple(lines)),))]
+
+
+def _tunings(result: RaceResult) -> list[Paragraph]:
+    """What a tuning before the race found. All engines had the same budget."""
+    told = [(engine.name, engine.notes.tuning) for engine in result.engines if engine.notes.tuning]
+    return [Paragraph(f"{name}: {tuning_words(tuning)}") for name, tuning in told]
+
+
+def tuning_words(tuning: Mapping[str, Any]) -> str:
+    if not tuning.get("trials"):
+        return str(tuning.get("words") or "not tuned: it has no knobs to turn.")
+    found = ", ".join(f"{option}={value}" for option, value in tuning["found"].items()) or "nothing that runs"
+    spent = f"{len(tuning['trials'])} settings, {tuning['cells']} cells, {tuning['minutes']:.1f} minutes"
+    ended = "" if tuning["is_finished"] else "; its budget ended before the search did"
+    return f"tuned over {spent}, found {found} ({'; '.join(tuning['peaks'].values())}){ended}."
 
 
 def _yes(value: object) -> Cell:

@@ -18,6 +18,7 @@ from arena.race.bakeoff import Contender, race
 from arena.race.raced_with import short
 from arena.race.scenario import Scenario, parse
 from arena.records.store import Store
+from arena.reports.raced import engines_section
 from tests.arena.race.test_bakeoff import PACE, SCENARIO, Log, card
 
 FAKE = (sys.executable, "-m", "adapters.servers.fake_server", "--port", "PORT", *PACE)
@@ -116,6 +117,10 @@ def test_what_was_launched_and_which_weights_it_serves_is_part_of_the_result(
     assert len(engine.notes.weights["source_sha256"]) == 64
     assert engine.remarks == ("It serves the same weights, dequantised (bfloat16).",)
     assert engine.rank is not None
+    shown = repr(engines_section(restarted[0]))
+    assert "dequantised: bfloat16" in shown
+    assert "yes. It serves the same weights, dequantised" in shown
+    assert '"max_num_seqs": 4' in shown
 
 
 def test_paths_on_record_name_no_user() -> None:

@@ -35,6 +35,7 @@ from arena.race.tuning import (
     trial_scenario,
     tune,
 )
+from arena.reports.raced import tuning_words
 from arena.reports.tuning import tuning_markdown, tuning_picture, tuning_table
 from tests.arena.race.test_bakeoff import PACE, SCENARIO, Log, card
 
@@ -125,6 +126,10 @@ def test_what_was_found_reads_as_a_table_a_page_and_a_picture() -> None:
     assert "best" in shown
     assert "interior peak" in shown
     assert "**10.80**" in tuning_markdown(done)
+    told = tuning_words(done.told())
+    assert "found depth=8, chunk=512" in told
+    assert "interior peak" in told
+    assert "no knobs" in tuning_words(tuning_of(knobs=()).told())
     picture = ET.fromstring(tuning_picture(done, DEPTH, "<e>: goodput"))
     circles = picture.findall(".//{http://www.w3.org/2000/svg}circle")
     assert len(circles) == len(done.curve(DEPTH))
