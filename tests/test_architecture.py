@@ -33,7 +33,7 @@ READS_ENVIRONMENT = {"cli", "config", "environment", "__main__", "supervise", "l
 LOAD_PROCESSES = {
     f"arena/load/{module}.py"
     for module in (
-        "loadgen_process", "load_master", "load_worker", "locust_shell", "paced_cell", "pacers", "sleeper",
+        "loadgen_process", "load_master", "load_worker", "locust_shell", "paced_cell", "pacers", "sleeper", "web_view",
     )
 }  # fmt: skip
 MEETS_NATIVE_ENGINE = ("adapters/native.py", "adapters/models/model_files.py")

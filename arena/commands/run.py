@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,6 +59,10 @@ def run(
     events: Annotated[
         bool, typer.Option("--events", help="Print each step on stdout as a JSON object, the summary last.")
     ] = False,
+    web: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="PORT", help="Also serve locust's web page, on 127.0.0.1; 0: any port."),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Race with this model instead of the scenario's.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Repeat the plans of an earlier race.")] = None,
     option: EngineOption = None,
@@ -98,7 +103,7 @@ def run(
         if tune:
             budget = budget_of(tune_cells, tune_minutes)
             card = replace(card, contenders=tuned(card, contenders, budget, Console(stderr=True)))
-        _race(card, as_json=as_json, events=events)
+        _race(card, as_json=as_json, events=events, web=web)
 
 
 def load(name: str, *, quick: bool, model: str | None) -> LoadedScenario:
@@ -141,7 +146,7 @@ def card_of(
     )
 
 
-def _race(card: RaceCard, *, as_json: bool, events: bool) -> None:
+def _race(card: RaceCard, *, as_json: bool, events: bool, web: int | None) -> None:
     import duckdb
 
     from arena.judging.results import summary
@@ -149,6 +154,7 @@ def _race(card: RaceCard, *, as_json: bool, events: bool) -> None:
     from arena.race.bakeoff import race
     from arena.race.events import EventLines, Several
     from arena.race.progress import RaceScreen
+    from arena.race.web import WebError, web_view
     from arena.reports.report import publish, ranking_table
 
     names = [contender.name for contender in card.contenders]
@@ -158,9 +164,15 @@ def _race(card: RaceCard, *, as_json: bool, events: bool) -> None:
     for sentence in card.material.told:
         console.print(escape(sentence), highlight=False, soft_wrap=True)
     try:
-        with RaceScreen(console, names, card.scenario) as screen:
+        with ExitStack() as stack:
+            if web is not None:
+                url = stack.enter_context(web_view(card.out / "spool", web))
+                console.print(f"Locust's page: {url}", highlight=False)
+            screen = stack.enter_context(RaceScreen(console, names, card.scenario))
             show = Several([screen, told]) if events else screen
             result = asyncio.run(_interruptible(race(card, show)))
+    except WebError as error:
+        raise Misuse(str(error)) from error
     except (duckdb.Error, SpoolError) as error:
         raise Failure(f"The race ended, its files in {card.out} could not be written: {error}") from error
     publish(result, card.out)

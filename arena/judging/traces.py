@@ -38,7 +38,8 @@ class Course:
     """One cell from its first request to its last, in seconds of the cell's clock.
 
     `requests` are (due, TTFT in ms) of all requests, those of warm-up and cool-down too; infinity for a failure.
-    Cool-down requests that were cut off when the cell was over are left out: they were only there to keep the load up.
+    Cool-down requests that were cut off when the cell was over are in flight until then, and have no TTFT: they were
+    only there to keep the load up.
     """
 
     cell_id: str
@@ -87,12 +88,12 @@ def read_course(store: Store, cell: CellResult) -> Course:
         "ORDER BY scheduled_ns",
         [cell.cell_id],
     )
-    rows = [row for row in rows if row["measured"] or row["status"] == "ok" or row["scheduled_ns"] < plan["horizon_ns"]]
     requests, entered, left = [], [], []
     for row in rows:
         is_ok = row["status"] == "ok" and row["first_gen_ns"] is not None
         due = row["scheduled_ns"]
-        requests.append((due / SECOND_NS, (row["first_gen_ns"] - due) / 1e6 if is_ok else math.inf))
+        if row["status"] != "cancelled":
+            requests.append((due / SECOND_NS, (row["first_gen_ns"] - due) / 1e6 if is_ok else math.inf))
         gone = row["last_gen_ns"] if is_ok else row["done_ns"]
         if row["status"] != "unsent":
             entered.append(due / SECOND_NS)

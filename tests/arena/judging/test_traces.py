@@ -23,7 +23,9 @@ ROWS = [
     answer(1, ttft_ms=30, gaps_ms=(10,)),  # from 1 to 41 ms
     failure(2, done_ns=140 * MS),
     failure(3, status="unsent", sent_ns=None),
-    msgspec.structs.replace(failure(4, measured=False), scheduled_ns=450 * MS, done_ns=451 * MS),  # after the window
+    msgspec.structs.replace(
+        failure(4, measured=False, status="cancelled"), scheduled_ns=450 * MS, done_ns=470 * MS
+    ),  # in cool-down
 ]
 DUE_MS = (0, 1, 2, 3, 450)
 PLAN = replace(plan_of([(at_ms, Script(steps=[])) for at_ms in DUE_MS]), horizon_ns=400 * MS)
@@ -47,7 +49,7 @@ def test_a_course_has_everyone_who_was_due_and_failures_as_endless(store: Store)
     assert course.requests[0] == (0.0, 100.0)
     assert course.requests[1] == (0.001, 30.0)
     assert [ttft for _, ttft in course.requests[2:]] == [math.inf, math.inf]  # what cool-down cut off is no failure
-    assert (course.warmup_s, course.horizon_s, course.end_s) == (0, 0.4, 0.4)
+    assert (course.warmup_s, course.horizon_s, course.end_s) == (0, 0.4, 0.47)
 
 
 def test_requests_in_flight_are_those_that_came_and_have_not_gone(store: Store) -> None:
@@ -62,6 +64,7 @@ def test_requests_in_flight_are_those_that_came_and_have_not_gone(store: Store) 
     assert level(0.1) == 2
     assert level(0.17) == 1
     assert level(0.3) == 0
+    assert level(0.46) == 1  # the load is kept up until the cell is over
 
 
 def test_flow_and_pauses_are_those_of_the_measured_window(store: Store) -> None:
