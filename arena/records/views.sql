@@ -48,9 +48,11 @@ FROM gaps;
 
 CREATE OR REPLACE VIEW v_repeated AS
 -- Measured requests whose prompt the same engine had been sent before: to warm it up, in an earlier cell, in the warm-up of
--- this one, or earlier in its window.
+-- this one, or earlier in its window. Prompts shorter than a block of a prefix cache are let be: of one word each there are
+-- not enough to go round, and nothing of them can be reused.
 WITH sent AS (
-    SELECT c.engine_id, c.slot, r.cell_id, r.seq, r.measured, r.prompt_id FROM requests AS r JOIN cells AS c USING (cell_id)
+    SELECT c.engine_id, c.slot, c.plan_sha256, r.cell_id, r.seq, r.measured, r.prompt_id
+    FROM requests AS r JOIN cells AS c USING (cell_id)
 ),
 first_sent AS (
     SELECT engine_id, prompt_id, min(row(slot, seq)) AS first FROM sent GROUP BY ALL
@@ -58,7 +60,8 @@ first_sent AS (
 SELECT s.cell_id, s.seq, s.prompt_id
 FROM sent AS s
 JOIN first_sent AS f USING (engine_id, prompt_id)
-WHERE s.measured AND (
+LEFT JOIN plan_rows AS p ON p.plan_sha256 = s.plan_sha256 AND p.seq = s.seq
+WHERE s.measured AND coalesce(p.prompt_tokens, 16) >= 16 AND (
     row(s.slot, s.seq) > f.first
     OR EXISTS (SELECT 1 FROM warmup_prompts AS w WHERE w.engine_id = s.engine_id AND w.prompt_id = s.prompt_id)
 );

@@ -70,19 +70,36 @@ def read_chats(text: str, name: str) -> list[Chat]:
 
 
 def read_documents(text: str, name: str, column: str) -> list[str]:
-    """A JSONL file has a document a line, in `column`; any other file is one document."""
+    """A JSONL file has a document or a transcript a line, in `column`; any other file is one document."""
     if not name.endswith(".jsonl"):
         documents = [text.removeprefix("\ufeff").strip()]
     else:
         documents = []
         for row, where in _json_lines(text, name):
-            document = row.get(column) if isinstance(row, dict) else None
-            if not isinstance(document, str):
+            document = _text_of(row.get(column) if isinstance(row, dict) else None)
+            if document is None:
                 raise ScenarioError(f"{where}: expected an object with the document's text in `{column}`.")
             documents.append(document.strip())
     if not documents or not all(documents):
         raise ScenarioError(f"{name} holds no text, or a document without any.")
     return documents
+
+
+def _text_of(value: object) -> str | None:
+    """Text as it is; a transcript, a list of texts or of who said what, line by line; None for anything else."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        return None
+    lines = []
+    for each in value:
+        if isinstance(each, dict) and isinstance(each.get("content"), str):
+            lines.append(f"{each['speaker']}: {each['content']}" if each.get("speaker") else each["content"])
+        elif isinstance(each, str):
+            lines.append(each)
+        else:
+            return None
+    return "\n".join(lines)
 
 
 def _json_lines(text: str, name: str) -> Iterator[tuple[Any, str]]:

@@ -277,6 +277,16 @@ def test_a_file_without_documents_is_refused(content: str, name: str, told: str)
         read_documents(content, name, "text")
 
 
+def test_a_transcript_is_a_document() -> None:
+    rows = (
+        '{"said": [{"speaker": "Ann", "content": "Hello."}, {"speaker": "Bo", "content": "Well."}]}\n'
+        '{"said": ["One.", "Two."]}'
+    )
+    assert read_documents(rows, "d.jsonl", "said") == ["Ann: Hello.\nBo: Well.", "One.\nTwo."]
+    with pytest.raises(ScenarioError, match="line 1"):
+        read_documents('{"said": [1]}', "d.jsonl", "said")
+
+
 def test_a_structured_prompt_asks_for_the_schema() -> None:
     prompt = prompt_source(EVERY_KIND["structured"], CellKey(1, 0, 0))(3)
     form = prompt.fields["response_format"]

@@ -23,7 +23,7 @@ REST = """
 name: raced
 model: fake
 slo: {ttft_ms: 1000, tpot_ms: 40}
-search: {start_rps: 8, step: 1.5, stride: 2, max_rps: 40, max_cells: 1, max_replicates: 1, burst: 4}
+search: {start_rps: 8, min_rps: 8, step: 1.5, stride: 2, max_rps: 40, max_cells: 1, max_replicates: 1, burst: 4}
 cell: {warmup_s: 0.5, duration_s: 1.5, settle_s: 0.05}
 """
 CONVERSATION = """
@@ -48,8 +48,9 @@ TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(
 )
 
 
-def raced(text: str, out: Path) -> RaceResult:
-    scenario = parse(REST + text, source="test")
+def raced(text: str, out: Path, *, rate_rps: float = 8) -> RaceResult:
+    rest = REST.replace("start_rps: 8", f"start_rps: {rate_rps}").replace("min_rps: 8", f"min_rps: {rate_rps}")
+    scenario = parse(rest + text, source="test")
     material = gather(scenario.workload, scenario.arrivals, {"t.csv": TRACE}.__getitem__)
     with scripted(*PACE, "--max-concurrent", "16") as url:
         card = RaceCard(
@@ -94,3 +95,16 @@ def test_what_was_planned_is_sent_audited_and_told(kind: str, text: str, told: t
     assert sent.sha256 == plan["plan_sha256"]
     page = (tmp_path / "report.html").read_text("utf-8")
     assert all(words in page for words in told)
+
+
+@pytest.mark.replay("R35")
+def test_prompts_of_one_token_are_raced_though_there_are_not_enough_of_them_to_differ(tmp_path: Path) -> None:
+    workload = "workload: {kind: synthetic, prompt: {kind: fixed, tokens: 1}, output: {kind: fixed, tokens: 6}}"
+    result = raced(workload + "\narrivals: {kind: constant}", tmp_path, rate_rps=36)
+    (cell,) = result.engines[0].cells
+    with Store(tmp_path / "arena.duckdb", read_only=True) as store:
+        sent = [row["prompt_id"] for row in store.query("SELECT prompt_id FROM v_requests")]
+    assert len(set(sent)) < len(sent), "no prompt came twice, so nothing was shown"
+    findings = {finding.check: finding for finding in cell.findings}
+    assert findings["repeated_prompts"].ok
+    assert cell.failures == 0
