@@ -2,10 +2,10 @@
 
     {"format": "goodgate-evidence/2", "hosts": {fingerprint: facts}, "entries": [...], "digest": sha256}
 
-An entry stands on its own: model, engine and its settings, host, kind of work and limits are its key (`Entry.key`), and
-it has the goodput with its interval, the race that measured it, and a day on which it expires. So entries of many races
-can lie in one file. `digest` covers the rest of the document: an edited file is noticed. The gateway reads the same
-format (`gateway/routing/evidence.py`), and meets it as a file only.
+An entry stands on its own: model, engine and its settings, host, kind of work, arrivals and limits are its key
+(`Entry.key`), and it has the goodput with its interval, the race that measured it, and a day on which it expires. So
+entries of many races can lie in one file. `digest` covers the rest of the document: an edited file is noticed. The
+gateway reads the same format (`gateway/routing/evidence.py`), and meets it as a file only.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     quick: bool
     complete: bool  # the race ran to its end
     plans: list[str]
+    arrivals: str = "Poisson"  # the process, in words: bursts of the same mean rate ask for more
     economy: Economy | None = None
 
     @property
@@ -75,7 +76,7 @@ class Entry(Struct, frozen=True, kw_only=True):
         """What a figure is a figure of. Two entries with one key answer the same question."""
         settings = msgspec.json.encode(self.settings, order="sorted").decode()
         limits = f"{self.slo.ttft_ms:g}/{self.slo.tpot_ms:g}/{self.slo.percentile:g}"
-        return (self.model, self.engine, settings, self.host, str(self.bucket), limits)
+        return (self.model, self.engine, settings, self.host, str(self.bucket), limits, self.arrivals)
 
     @property
     def standing(self) -> tuple[bool, bool, datetime]:

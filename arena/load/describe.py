@@ -29,10 +29,10 @@ from arena.load.spec import (
 
 
 def arrival_words(arrivals: Arrivals) -> str:
-    return f"{_process_words(arrivals)}, open loop, one seeded schedule for all engines"
+    return f"{process_words(arrivals)}, open loop, one seeded schedule for all engines"
 
 
-def _process_words(arrivals: Arrivals) -> str:
+def process_words(arrivals: Arrivals) -> str:
     if isinstance(arrivals, Poisson):
         return "Poisson"
     if isinstance(arrivals, Gamma):

@@ -10,6 +10,7 @@ from typing import Any
 
 from arena.evidence.document import Entry, Limits, document
 from arena.judging.results import EngineResult, RaceResult, engine_summary
+from arena.load.describe import process_words
 from arena.race.config import fingerprint
 
 
@@ -47,5 +48,6 @@ def _entry(engine: EngineResult, result: RaceResult) -> Entry:
         quick=result.notes.quick,
         complete=not result.notes.interrupted,
         plans=sorted({cell.plan_sha256 for cell in engine.cells if cell.is_valid}),
+        arrivals=process_words(scenario.arrivals),
         economy=engine.economy,
     )

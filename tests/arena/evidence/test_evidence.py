@@ -87,6 +87,7 @@ def test_of_two_races_of_the_same_question_one_stays_and_the_other_is_told(newer
         {"host": "def"},
         {"bucket": Bucket(2048, 64, "fresh")},
         {"slo": Limits(ttft_ms=500, tpot_ms=60, percentile=99)},
+        {"arrivals": "equal gaps"},
     ],
 )
 def test_another_question_keeps_its_own_entry(changes: dict[str, Any]) -> None:
