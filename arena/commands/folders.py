@@ -47,11 +47,12 @@ def compare(
     after: RunFolder,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON on stdout.")] = False,
 ) -> None:
-    """Compare two races engine by engine: is goodput surely better, surely worse, or can it not be told?
+    """Compare two races engine by engine: is goodput surely better, surely worse, or can it not be told? Races with the
+    same seed are compared request by request, too.
 
     Example: goodgate arena compare runs/monday runs/tuesday
     """
-    from arena.reports.compare import compare_races, comparison_table
+    from arena.reports.compare import compare_races, comparison_table, paired_table, why_unpaired
 
     with errors():
         first, second = _judge(before), _judge(after)
@@ -62,7 +63,9 @@ def compare(
         if as_json:
             typer.echo(json.dumps([change.to_dict() for change in changes], indent=2))
         else:
-            Console().print(comparison_table(changes, before.resolve().name, after.resolve().name))
+            console = Console()
+            console.print(comparison_table(changes, before.resolve().name, after.resolve().name))
+            console.print(paired_table(changes, second.scenario.confidence) or why_unpaired(first, second))
 
 
 @app.command()
