@@ -169,3 +169,65 @@ def test_a_broken_line_of_the_prompts_is_told_before_any_engine_starts(tmp_path:
         (tmp_path / "p.jsonl").write_text(content)
         with pytest.raises(ScenarioError, match=told):
             load_scenario(str(tmp_path / "s.yaml"), quick=False)
+
+
+def with_workload(text: str) -> str:
+    """The good scenario with other words about what is sent and when."""
+    return "\n".join(line for line in GOOD.splitlines() if not line.startswith(("workload", "quick"))) + "\n" + text
+
+
+SYNTHETIC = "workload: {kind: synthetic, prompt: {kind: fixed, tokens: 5}, output: {kind: fixed, tokens: 5}"
+TALK = "workload: {kind: conversation, prompt: {kind: fixed, tokens: 5}, output: {kind: fixed, tokens: 5}"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (SYNTHETIC + "}\narrivals: {kind: gama}", "Invalid value 'gama' (in `arrivals.kind`)."),
+        (SYNTHETIC + "}\narrivals: {kind: gamma}", "missing required field `cv`"),
+        (SYNTHETIC + "}\narrivals: {kind: gamma, cv: 0}", "(in `arrivals.cv`)"),
+        (SYNTHETIC + "}\narrivals: {kind: ramp, form: 1, to: 2}", "unknown key `arrivals.form`; did you mean `from`?"),
+        (SYNTHETIC + "}\narrivals: {kind: ramp, from: 0, to: 0}", "nothing would ever arrive"),
+        (SYNTHETIC + "}\narrivals: {kind: steps, levels: [0, 0]}", "nothing would ever arrive"),
+        (SYNTHETIC + "}\narrivals: {kind: steps, levels: []}", "(in `arrivals.levels`)"),
+        (SYNTHETIC + "}\narrivals: {kind: steps, levels: [1, 2], lengths: [1]}", "has 1 entries and `levels` 2"),
+        (SYNTHETIC + "}\narrivals: {kind: steps, levels: [1, 2], lengths: [1, 0]}", "a step of no length"),
+        (SYNTHETIC + "}\narrivals: {kind: trace}", "`arrivals.path` is missing"),
+        (SYNTHETIC + ", prefix: {tokens: 9, group: 2}}", "unknown key `workload.prefix.group`; did you mean `groups`?"),
+        (SYNTHETIC + ", prefix: {tokens: 9, share: 0}}", "(in `workload.prefix.share`)"),
+        (SYNTHETIC + "}\ncache: hot", "(in `cache`)"),
+        (TALK + ", min_turns: 5}", "`workload.min_turns` is above `max_turns` (5 > 4)."),
+        (TALK + ", min_think_s: 7}", "`workload.min_think_s` is above `max_think_s`"),
+        (
+            "workload: {kind: structured, schema: {properties: {}}, prompt: {kind: fixed, tokens: 5}, "
+            "output: {kind: fixed, tokens: 5}}",
+            "`workload.schema` is no JSON schema",
+        ),
+        ("workload: {kind: trace, path: ''}", "(in `workload.path`)"),
+        (SYNTHETIC.replace("kind: fixed, tokens: 5", "kind: empirical, path: l.csv, column: n", 1) + "}", "`high`"),
+    ],
+)
+def test_what_cannot_be_meant_of_arrivals_and_workloads_is_refused(text: str, told: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        parse(with_workload(text), source="small.yaml")
+    assert str(caught.value).startswith("small.yaml")
+    assert told in str(caught.value)
+
+
+def test_a_broken_row_of_a_trace_and_a_missing_file_are_told_before_any_engine_starts(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(with_workload("workload: {kind: trace, path: t.csv}\narrivals: {kind: trace}"))
+    with pytest.raises(ScenarioError, match=r"t\.csv, cannot be read"):
+        load_scenario(str(tmp_path / "s.yaml"), quick=False)
+    (tmp_path / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,12,oops\n")
+    with pytest.raises(ScenarioError, match=r"t\.csv, line 2: could not convert"):
+        load_scenario(str(tmp_path / "s.yaml"), quick=False)
+
+
+def test_an_answer_may_be_as_long_as_its_longest_length_or_cap() -> None:
+    lengths = "output: {kind: uniform, low: 3, high: 9}"
+    jsonl = f"workload: {{kind: jsonl, path: p, natural_end: true, {lengths}}}"
+    assert parse(with_workload(jsonl), source="x").longest_output == 9
+    assert not parse(with_workload(jsonl), source="x").exact_output
+    trace = parse(with_workload("workload: {kind: trace, path: t, max_output_tokens: 77}"), source="x")
+    assert trace.longest_output == 77
+    assert trace.exact_output
