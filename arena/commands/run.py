@@ -80,6 +80,19 @@ def run(
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the key of the --targets.")
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Load processes that share each cell. Default: the scenario's.")
+    ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Wait there for the --workers, as `goodgate arena worker` on other hosts."
+        ),
+    ] = None,
+    calibration: Annotated[
+        bool,
+        typer.Option(help="First measure the client's own errors here; refuse the race where they are too large."),
+    ] = True,
 ) -> None:
     """Race engines, print the ranking, write a report.
 
@@ -99,11 +112,33 @@ def run(
         loaded = replace(loaded, scenario=priced(loaded.scenario, price or [], names))
         if not tune and (tune_cells or tune_minutes):
             raise Misuse("--tune-cells and --tune-minutes are the budget of --tune; give it, too.")
+        loaded, address = _distributed(loaded, workers, master, has_key=key is not None)
+        if tune and loaded.scenario.load.closed:
+            raise Misuse("--tune looks for goodput, which a closed loop does not have; leave one of them out.")
         card = card_of(loaded, contenders, out, quick=quick, seed=seed)
+        card = replace(card, calibrates=calibration, master=address)
         if tune:
             budget = budget_of(tune_cells, tune_minutes)
             card = replace(card, contenders=tuned(card, contenders, budget, Console(stderr=True)))
         _race(card, as_json=as_json, events=events, web=web)
+
+
+def _distributed(
+    loaded: LoadedScenario, workers: int | None, master: str | None, *, has_key: bool
+) -> tuple[LoadedScenario, tuple[str, int] | None]:
+    """The scenario with as many workers as were asked for, and where they are waited for."""
+    from arena.commands.worker import host_and_port
+
+    scenario = loaded.scenario.with_workers(workers) if workers else loaded.scenario
+    if fault := scenario.load.contradiction():
+        raise Misuse(fault[0].upper() + fault[1:])
+    if master is None:
+        return replace(loaded, scenario=scenario), None
+    if has_key:
+        raise Misuse("--master would send the key of --api-key-env to whoever joins; leave one of them out.")
+    if scenario.load.closed:
+        raise Misuse("--master: a closed loop runs in one load process, here.")
+    return replace(loaded, scenario=scenario), host_and_port(master, "--master")
 
 
 def load(name: str, *, quick: bool, model: str | None) -> LoadedScenario:
@@ -184,6 +219,8 @@ def _race(card: RaceCard, *, as_json: bool, events: bool, web: int | None) -> No
         told.tell("result", summary=summary(result))
     if result.notes.interrupted:
         raise Failure("The race was interrupted; the report shows what had been measured.")
+    if card.scenario.load.closed:
+        return  # nobody has a rank, and nothing is wrong with that
     if not any(engine.rank for engine in result.engines):
         raise Failure("No engine could be ranked: " + " ".join(result.invalid_reasons))
 

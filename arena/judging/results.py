@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,7 @@ from msgspec import Struct
 
 from arena.judging import audit, stats
 from arena.judging.arrival_audit import arrivals_drawn, asked_prompts
+from arena.judging.client_audit import Counted, client_findings
 from arena.judging.economy import Economy, economy_of, price_of
 from arena.judging.parity import Work, disparities
 from arena.judging.ranking import RankSet, compare_all, rank_sets
@@ -25,7 +27,8 @@ from arena.judging.shape import UNTOLD, Shape, measured_shape
 from arena.judging.stats import Verdict
 from arena.judging.traces import Traces, read_traces
 from arena.load.arrivals import Drawn
-from arena.load.loadgen import lag_budget_ms
+from arena.load.calibration import Calibration
+from arena.load.loadgen import ClosedLoop, lag_budget_ms
 from arena.race.scenario import SLO, Scenario
 from arena.records.store import Store
 
@@ -41,6 +44,7 @@ class RunNotes(Struct, frozen=True, kw_only=True):
     residency: str = "one"
     interrupted: bool = False
     command: str = ""
+    calibration: Calibration | None = None  # the client's own errors here, measured before the race
     energy_missing: tuple[str, ...] = ()  # of each kind of counter that could not be read, why
 
 
@@ -187,6 +191,9 @@ def judge_race(store: Store) -> RaceResult:
     engines = store.query("SELECT * FROM engines ORDER BY engine_id")
     mine = {row["engine_id"]: [cell for cell in cells if cell.engine_id == row["engine_id"]] for row in engines}
     reasons, remarks = _compared(store, {row["engine_id"]: row for row in engines}, mine, scenario)
+    if loop := scenario.load.closed:
+        for words in reasons.values():
+            words.append(closed_words(loop))
     knees = {
         engine_id: Knee([cell.outcome() for cell in known if cell.is_valid], scenario.settings)
         for engine_id, known in mine.items()
@@ -304,7 +311,30 @@ def audit_cell(store: Store, cell_id: str, scenario: Scenario) -> list[audit.Fin
     )
     if drawn is not None:
         findings += arrivals_drawn(drawn, schedule_ns)
-    return [*findings, asked_prompts(rows, {row["seq"]: row["prompt_tokens"] for row in planned})]
+    findings.append(asked_prompts(rows, {row["seq"]: row["prompt_tokens"] for row in planned}))
+    return findings + _client_findings(store, cell_id, scenario)
+
+
+def _client_findings(store: Store, cell_id: str, scenario: Scenario) -> list[audit.Finding]:
+    cell = store.query(
+        "SELECT rate_rps, foreign_cpu, notes FROM cells JOIN runs USING (run_id) WHERE cell_id = ?", [cell_id]
+    )[0]
+    answers = store.query(
+        "SELECT out_tok_usage AS usage, out_tok_counted AS events, tokens_known, n_chunks, n_recvs FROM v_measured "
+        "WHERE cell_id = ? AND ok",
+        [cell_id],
+    )
+    lags = store.query("SELECT loop_lag_ns / 1e6 AS lag_ms FROM client_health WHERE cell_id = ?", [cell_id])
+    notes = msgspec.json.decode(cell["notes"], type=RunNotes) if cell["notes"] else None
+    return client_findings(
+        answers=[Counted(**row) for row in answers],
+        foreign_cpu=cell["foreign_cpu"],
+        max_foreign_cpu=scenario.load.max_foreign_cpu,
+        loop_lags_ms=[row["lag_ms"] for row in lags],
+        lag_budget_ms=lag_budget_ms(scenario.slo.ttft_ms),
+        tokens_per_s=cell["rate_rps"] * scenario.longest_output,
+        calibration=notes.calibration if notes else None,
+    )
 
 
 def _findings(store: Store, cell_id: str) -> list[audit.Finding]:
@@ -347,11 +377,14 @@ def _engine(
     reasons: Sequence[str],
 ) -> EngineResult:
     valid = [cell for cell in cells if cell.is_valid]
-    goodput = estimate([cell.outcome() for cell in valid], scenario.settings) if valid else None
+    is_open = scenario.load.closed is None
+    goodput = estimate([cell.outcome() for cell in valid], scenario.settings) if valid and is_open else None
     rate = None
     if goodput is not None:
         rate = goodput.rate_rps or min(cell.rate_rps for cell in valid)
-    at_rate = [cell for cell in valid if cell.rate_rps == rate]
+    elif valid:  # a closed loop has no rate of its own: what it came to
+        rate = statistics.median(cell.rate_rps for cell in valid)
+    at_rate = [cell for cell in valid if cell.rate_rps == rate or not is_open]
     return EngineResult(
         engine_id=row["engine_id"],
         name=row["name"],
@@ -367,6 +400,15 @@ def _engine(
         unranked=tuple(reasons),
         settings=_json(row["flags_json"]),
         economy=economy_of(store, [cell.cell_id for cell in at_rate], price_of(row["name"], scenario.cost)),
+    )
+
+
+def closed_words(loop: ClosedLoop) -> str:
+    """Why nobody is ranked in a race of closed loops."""
+    thought = f", each followed {loop.think_s:g} s after its answer" if loop.think_s else ""
+    return (
+        f"Closed loop, {loop.concurrency} requests in flight{thought}: a slow engine is offered less than a fast one, "
+        "so there is neither goodput nor a rank."
     )
 
 

@@ -28,7 +28,8 @@ from arena.load.loadgen import Progress
 from arena.load.locust_shell import PacedUser, become_a_load_process, end_with_parent
 from arena.load.paced_cell import Cell
 
-NO_MASTER = 4  # exit status
+LOOK_S = 0.05
+SILENCE_S = 10.0  # of a master, after which it is taken for gone
 
 
 class Worker:
@@ -78,15 +79,25 @@ class Worker:
     def _hand_over(self, path: Path) -> None:
         """The master asks for the rows where it cannot read them; its `quit` ends this process, as it ends locust's."""
         self._say(words.FINISHED, path.stat().st_size)
-        quitting = gevent.spawn(self._runner.greenlet.join)
-        while not quitting.dead:
+        while len(self._runner.greenlet):
             try:
-                message = self._inbox.get(timeout=0.05)
+                message = self._inbox.get(timeout=LOOK_S)
             except gevent.queue.Empty:
                 continue
             with path.open("rb") as file:
                 file.seek(words.content(message.data, int))
                 self._say(words.CHUNK, file.read(words.CHUNK_BYTES))
+
+    def _next_message(self) -> Any:
+        """A master that has ended says nothing; the one of the next cell does not know this process."""
+        while True:
+            try:
+                return self._inbox.get(timeout=LOOK_S)
+            except gevent.queue.Empty:
+                heard_s = self._runner.last_heartbeat_timestamp
+                if not len(self._runner.greenlet) or (heard_s is not None and time.time() - heard_s > SILENCE_S):
+                    print("The load master has gone.", file=sys.stderr)
+                    raise SystemExit(words.MASTER_IS_GONE) from None
 
     def _tell(self, progress: Progress) -> None:
         self._say(words.PROGRESS, progress)
@@ -95,7 +106,7 @@ class Worker:
         self._runner.send_message(word, {words.CONTENT: msgspec.msgpack.encode(what)})
 
     def _expect(self, word: str, kind: Any) -> Any:
-        message = self._inbox.get()
+        message = self._next_message()
         if message.type != word:
             sys.exit(f"The load master said {message.type} where {word} was due.")
         return words.content(message.data, kind)
@@ -108,7 +119,7 @@ def run(enlistment: Enlistment) -> None:
         worker = Worker(enlistment)
     except ConnectionError:
         print(f"No load master answers at {enlistment.host}:{enlistment.port}.", file=sys.stderr)
-        raise SystemExit(NO_MASTER) from None
+        raise SystemExit(words.NO_MASTER) from None
     worker.serve()
 
 

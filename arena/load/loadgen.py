@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -44,7 +45,10 @@ class Limits:
 
     request_timeout_s: float = 120.0  # from the send to the last byte; then the row is `timeout`, with what it had got
     connect_timeout_s: float = 5.0
-    max_in_flight: int = 1024  # a request beyond it is `unsent`: a miss, and the cell is invalid
+    max_in_flight: int = 1024
+    # unsent: a request beyond the limit never leaves; it is a miss, and the cell is invalid. wait: it leaves when there
+    # is room, still counted from the moment it was due, so that a queue in the client shows in its TTFT.
+    beyond: Literal["unsent", "wait"] = "unsent"
     warm_connections: int = 16  # idle connections held ready above the need
     time_limit_s: float | None = None  # of the whole cell; None: the plan's end plus `request_timeout_s` plus a margin
 

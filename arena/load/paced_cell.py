@@ -59,6 +59,7 @@ class Cell:
         self.writer = SpoolWriter(Path(job.spool))
         self.epoch_ns = NOT_YET_NS
         self.in_flight: deque[Exchange] = deque()  # in the order they were sent, ended ones are dropped at the front
+        self.waiting: deque[Exchange] = deque()  # for room, where a limit makes requests wait
         self.num_in_flight = 0
         self.max_in_flight = 0
         self.num_sent = self.num_done = self.num_failed = self.num_texts = 0
@@ -102,9 +103,14 @@ class Cell:
     def launch(self, exchange: Exchange) -> None:
         if self.job.closed and exchange.measured:
             self.measured_left += 1
-        if self.num_in_flight >= self.job.limits.max_in_flight:
+        if self.num_in_flight < self.job.limits.max_in_flight:
+            self._send(exchange)
+        elif self.job.limits.beyond == "wait":
+            self.waiting.append(exchange)
+        else:
             self._unsent(exchange, "max_in_flight")
-            return
+
+    def _send(self, exchange: Exchange) -> None:
         self.num_in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.num_in_flight)
         self.num_sent += 1
@@ -135,6 +141,8 @@ class Cell:
     def _on_end(self, exchange: Exchange) -> None:
         self.num_in_flight -= 1
         self._queue(exchange)
+        if self.waiting:
+            self._send(self.waiting.popleft())
 
     def _queue(self, exchange: Exchange) -> None:
         self.ended.append(exchange)
@@ -251,6 +259,7 @@ class Cell:
     def finish(self, *, foreign_cpu: float | None = None) -> None:
         """The last measured request has ended: let go of what is still in flight, and close the spool."""
         cooldown_exhausted = self.plan_done.is_set() and bool(self.plan.measured)
+        self.waiting.clear()  # none of them is measured
         for exchange in self.in_flight:
             if exchange.connection is not None:
                 exchange.connection.abandon(CANCELLED)

@@ -1,22 +1,22 @@
 """How far the load generator is from the truth: it measures an engine that remembers when each piece left.
 
-    python -m arena.load.truth --rate 50 --duration 10
-
 The stamps of both sides come from one clock (CLOCK_MONOTONIC of this machine), so an error is a plain difference:
 
     TTFT error   stamp of the first generated event, minus the moment the engine handed it to the kernel
     gap error    |measured gap - true gap|, for each pair of neighbouring events
     send lag     sent - scheduled; part of TTFT_sched by intent, and shown for what it is
 
-Run it before a race: what it prints is the floor under every claim about latency on this machine.
+`arena.load.calibration` asks this before a race; `goodgate arena truth` shows it over many rates, and what else a load
+generator can get wrong (`arena.load.truth_cases`).
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import contextlib
 import math
 import tempfile
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,14 +24,15 @@ import msgspec
 
 from arena.load import scripted_engine, spool
 from arena.load.arrivals import seed_sequence
-from arena.load.loadgen import run_cell
+from arena.load.loadgen import Crew, run_cell
 from arena.load.plan import Prompt, Target, build_plan
-from arena.load.spool import HealthRow, RequestRow, SpoolHeader
+from arena.load.scripted_engine import RunningEngine
+from arena.load.spool import HealthRow, RequestRow, SpoolFooter, SpoolHeader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """Errors in milliseconds, in no order. `cpu` is the load process's highest share of one core."""
+    """Errors in milliseconds, in no order. `cpu` is a load process's highest share of one core."""
 
     requests: int
     chunks_per_s: float
@@ -39,13 +40,41 @@ class Truth:
     gap_errors_ms: list[float]
     send_lags_ms: list[float]
     cpu: float
+    foreign_cpu: float | None
     aborted: str | None
+
+
+@contextlib.asynccontextmanager
+async def scripted() -> AsyncIterator[RunningEngine]:
+    """A scripted engine beside an event loop that goes on."""
+    running = scripted_engine.running()
+    engine = await asyncio.to_thread(running.__enter__)
+    try:
+        yield engine
+    finally:
+        await asyncio.to_thread(running.__exit__, None, None, None)
 
 
 def measure(
     *, rate_rps: float, duration_s: float, ttft_ms: float = 200.0, itl_ms: float = 20.0, tokens: int = 20, seed: int = 1
 ) -> Truth:
     """One cell against a scripted engine of its own."""
+    return asyncio.run(
+        measure_cell(rate_rps=rate_rps, duration_s=duration_s, ttft_ms=ttft_ms, itl_ms=itl_ms, tokens=tokens, seed=seed)
+    )
+
+
+async def measure_cell(
+    *,
+    rate_rps: float,
+    duration_s: float,
+    ttft_ms: float,
+    itl_ms: float,
+    tokens: int,
+    seed: int = 1,
+    crew: Crew | None = None,
+) -> Truth:
+    """The same where an event loop runs already."""
     script = msgspec.to_builtins(scripted_engine.stream_script(ttft_ms=ttft_ms, itl_ms=itl_ms, tokens=tokens))
     plan = build_plan(
         "truth",
@@ -56,12 +85,13 @@ def measure(
         prompts=lambda seq: Prompt(f"scripted-{seq}", {"script": script}, tokens),
         seed=seed_sequence(run=seed, cell=0, replicate=0),
     )
-    with scripted_engine.running() as engine, tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "truth.jsonl"
-        run = asyncio.run(run_cell(plan, Target(engine.url, "scripted", "scripted"), path))
-        return compare(
-            list(spool.read_rows(path)), engine.take_log(), chunks_per_s=rate_rps * tokens, aborted=run.aborted
-        )
+        async with scripted() as engine:
+            run = await run_cell(plan, Target(engine.url, "scripted", "scripted"), path, crew=crew)
+            log = await asyncio.to_thread(engine.take_log)
+        rows = list(spool.read_rows(path))
+    return compare(rows, log, chunks_per_s=rate_rps * tokens, aborted=run.aborted)
 
 
 def compare(
@@ -86,47 +116,11 @@ def compare(
         gap_errors_ms=gaps,
         send_lags_ms=lags,
         cpu=max((row.cpu for row in rows if isinstance(row, HealthRow)), default=0.0),
+        foreign_cpu=next((row.foreign_cpu for row in rows if isinstance(row, SpoolFooter)), None),
         aborted=aborted,
     )
 
 
-def percentile(values: list[float], percent: float) -> float:
+def percentile(values: Sequence[float], percent: float) -> float:
     """An order statistic: a value that occurred."""
     return sorted(values)[math.ceil(percent / 100 * len(values)) - 1]
-
-
-def table(truth: Truth) -> str:
-    lines = [
-        f"{truth.requests} requests, {truth.chunks_per_s:g} chunks/s offered, "
-        f"load process at most {truth.cpu:.0%} of a core",
-        f"{'ms':<12}{'p50':>9}{'p99':>9}{'max':>9}{'n':>9}",
-    ]
-    series = {"TTFT error": truth.ttft_errors_ms, "gap error": truth.gap_errors_ms, "send lag": truth.send_lags_ms}
-    for name, values in series.items():
-        figures = "".join(f"{percentile(values, percent):9.3f}" for percent in (50, 99, 100))
-        lines.append(f"{name:<12}{figures}{len(values):9d}")
-    return "\n".join(lines)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m arena.load.truth", description="Measure the load generator's own errors."
-    )
-    parser.add_argument("--rate", type=float, default=50.0, help="requests per second (50)")
-    parser.add_argument("--duration", type=float, default=10.0, help="seconds of measuring (10)")
-    parser.add_argument("--ttft-ms", type=float, default=200.0, help="the engine's TTFT (200)")
-    parser.add_argument("--itl-ms", type=float, default=20.0, help="the engine's gap between tokens (20)")
-    parser.add_argument("--tokens", type=int, default=20, help="tokens an answer (20)")
-    asked = parser.parse_args()
-    truth = measure(
-        rate_rps=asked.rate, duration_s=asked.duration, ttft_ms=asked.ttft_ms, itl_ms=asked.itl_ms, tokens=asked.tokens
-    )
-    if truth.aborted or not truth.requests:
-        print(truth.aborted or "No request was answered.")
-        return 1
-    print(table(truth))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -30,7 +30,9 @@ from arena.judging import audit, results
 from arena.judging.results import CellResult, EngineNotes, RaceResult, RunNotes
 from arena.judging.search import Outcome, Probe, next_probe
 from arena.load import spool as spools
-from arena.load.loadgen import Limits, Progress, run_cell
+from arena.load.calibration import Calibration
+from arena.load.closed_plan import closed_plan
+from arena.load.loadgen import ClosedLoop, Limits, Progress, run_cell
 from arena.load.plan import CellPlan, PromptSource, Target
 from arena.load.workload import NOTHING, CellKey
 from arena.load.workloads.material import Material
@@ -40,6 +42,7 @@ from arena.race.planned import plan_cell, prompts_of
 from arena.race.probe import WISHES, WISHES_OF_NATURAL_ENDS, Found, is_alive, probe, warm_up
 from arena.race.raced_with import settings_of, weights_of
 from arena.race.scenario import Scenario
+from arena.race.sending import crew_of, fit_client
 from arena.records.store import CellRecord, EngineRecord, RunRecord, Store
 from arena.records.verdicts import search_rows, verdict_rows
 
@@ -79,12 +82,15 @@ class RaceCard:
     material: Material = NOTHING  # what the files of the scenario hold
     git_sha: str | None = None
     command: str = ""
+    calibrates: bool = False  # measure the client's floor first, and refuse the race where it is too high
+    master: tuple[str, int] | None = None  # where workers of other hosts are waited for; None: all load is sent here
     powercap: Path = POWERCAP  # where the kernel shows the energy counters of processors
 
 
 class Show(Protocol):
     """What a race tells while it runs."""
 
+    def client_calibrating(self, words: str) -> None: ...
     def engine_starting(self, name: str) -> None: ...
     def engine_ready(self, name: str, words: str) -> None: ...
     def engine_failed(self, name: str, words: str) -> None: ...
@@ -160,10 +166,18 @@ class Course:
         self.entries = [Entry(contender) for contender in card.contenders]
         self.slot = 0
         self.counters, self.energy_missing = readable_counters(card.powercap)
+        self.calibration: Calibration | None = None
         self.is_complete = False
 
     async def run(self) -> None:
-        if self.stays_resident:
+        if self.card.calibrates:
+            self.show.client_calibrating("measures the client's own errors against an engine that computes nothing")
+            self.calibration = await fit_client(self.scenario)
+            self.show.client_calibrating(self.calibration.verdict.words)
+            self.record_run()
+        if loop := self.scenario.load.closed:
+            await self._close_loops(loop)
+        elif self.stays_resident:
             await self._interleave_cells()
         else:
             await self._take_turns()
@@ -189,6 +203,22 @@ class Course:
                     self._drop(entry, error.message)
                 finally:
                     await self._stop(entry)
+
+    async def _close_loops(self, loop: ClosedLoop) -> None:
+        """No search: each engine runs the same number of cells, in turns, the order reversed every time."""
+        for replicate in range(self.scenario.search.max_replicates):
+            for entry in self._in_order(replicate + 1):
+                if entry.is_out:
+                    continue
+                try:
+                    if entry.target is None or not self.stays_resident:
+                        await self._bring_up(entry)
+                    await self._run_closed_cell(entry, loop, replicate)
+                except GoodgateError as error:
+                    self._drop(entry, error.message)
+                finally:
+                    if not self.stays_resident:
+                        await self._stop(entry)
 
     async def _interleave_cells(self) -> None:
         """All engines are up; each runs one cell, then each runs its next one, in the opposite order."""
@@ -268,13 +298,34 @@ class Course:
     def _bursts(self) -> tuple[int, int]:
         return math.ceil(self.scenario.search.burst / 4), self.scenario.search.burst
 
+    async def _run_closed_cell(self, entry: Entry, loop: ClosedLoop, replicate: int) -> None:
+        """Its rate is what the loop came to, known when it is over."""
+        cell, likely_rps = self.scenario.cell, entry.notes.burst_rps or 1.0
+        key = CellKey(self.card.seed, loop.concurrency, replicate)
+        plan = closed_plan(
+            f"{entry.name}-closed{loop.concurrency}-{replicate}",
+            loop=loop,
+            likely_rps=likely_rps,
+            warmup_s=cell.warmup_s,
+            duration_s=cell.duration_s,
+            prompts=prompts_of(self.scenario, self.card.material, key),
+        )
+        await self._fire(entry, plan, Probe(loop.concurrency, likely_rps, replicate), replicate, closed=loop)
+
     async def _run_cell(self, entry: Entry, step: Probe) -> None:
         replicate = entry.attempts.get(step.rung, 0)
         if replicate and self.scenario.restart == "replicate":
             await self._restart(entry)
         assert entry.target is not None
         entry.attempts[step.rung] = replicate + 1
-        plan = self._plan(entry, step, replicate)
+        result = await self._fire(entry, self._plan(entry, step, replicate), step, replicate)
+        self._learn(entry, result)
+
+    async def _fire(
+        self, entry: Entry, plan: CellPlan, step: Probe, replicate: int, *, closed: ClosedLoop | None = None
+    ) -> CellResult:
+        """One cell, from its announcement to its judgement."""
+        assert entry.target is not None
         self.slot += 1
         self.store.record_cell(
             CellRecord(
@@ -298,17 +349,21 @@ class Course:
                 entry.target,
                 self.card.out / "spool" / f"{plan.cell_id}.jsonl",
                 limits=Limits(request_timeout_s=deadline_s + 0.5),
+                crew=crew_of(self.scenario, self.card.master),
+                closed=closed,
                 on_progress=lambda progress: self.show.cell_progress(entry.name, progress),
             )
         spools.write_metrics(run.spool, metric_rows(metrics, run.epoch_unix_ns))
         self.store.record_energy(plan.cell_id, energy)
         self.store.ingest(plan.cell_id, run.spool)
+        if closed:
+            self.store.set_rate(plan.cell_id, run.measured / cell.duration_s)
         result = judge_cell(self.store, plan.cell_id, self.scenario, aborted=run.aborted)
         self.show.cell_judged(entry.name, result)
         if result.failures:
             await self._check_alive(entry)
-        self._learn(entry, result)
         await asyncio.sleep(cell.settle_s)
+        return result
 
     def _learn(self, entry: Entry, result: CellResult) -> None:
         if result.is_valid:
@@ -366,6 +421,7 @@ class Course:
             residency="all" if self.stays_resident else "one",
             interrupted=not self.is_complete,
             command=self.card.command,
+            calibration=self.calibration,
             energy_missing=tuple(self.energy_missing),
         )
         self.store.record_run(

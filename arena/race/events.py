@@ -27,6 +27,9 @@ class EventLines:
         self._write = write
         self._started = time.monotonic()
 
+    def client_calibrating(self, words: str) -> None:
+        self.tell("client_calibrating", words=words)
+
     def engine_starting(self, name: str) -> None:
         self.tell("engine_starting", engine=name)
 
@@ -68,6 +71,10 @@ class Several:
 
     def __init__(self, shows: Sequence[Show]) -> None:
         self._shows = tuple(shows)
+
+    def client_calibrating(self, words: str) -> None:
+        for show in self._shows:
+            show.client_calibrating(words)
 
     def engine_starting(self, name: str) -> None:
         for show in self._shows:

@@ -109,6 +109,9 @@ class RaceScreen:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._live.stop()
 
+    def client_calibrating(self, words: str) -> None:
+        self._line("client", escape(words))
+
     def engine_starting(self, name: str) -> None:
         self.standings[name].state = "starts"
         self._judged_at = time.monotonic()

@@ -19,6 +19,7 @@ import yaml
 from msgspec import Meta
 
 from arena.judging.search import SearchSettings
+from arena.load.loadgen import ClosedLoop
 from arena.load.spec import (
     Arrivals,
     Cache,
@@ -122,6 +123,33 @@ class Cost(Strict, frozen=True, kw_only=True):
     currency: Annotated[str, Meta(min_length=1, max_length=16)] = "USD"
 
 
+class Load(Strict, frozen=True, kw_only=True):
+    """How it is sent. `open`: at the times of the plan, come what may. `closed`: by `concurrency` users who wait for
+    their answers and think for `think_s`; what is offered then depends on the engine, so nobody gets goodput or a rank.
+    """
+
+    kind: Literal["open", "closed"] = "open"
+    workers: Annotated[int, Meta(ge=1, le=64)] = 1  # load processes
+    concurrency: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    think_s: Seconds = 0.0
+    max_foreign_cpu: Annotated[float, Meta(gt=0, le=1)] | None = None  # a cell is invalid if others took more of it
+
+    @property
+    def closed(self) -> ClosedLoop | None:
+        if self.kind == "open" or self.concurrency is None:
+            return None
+        return ClosedLoop(concurrency=self.concurrency, think_s=self.think_s)
+
+    def contradiction(self) -> str | None:
+        if self.kind == "closed" and self.concurrency is None:
+            return "a closed loop needs `load.concurrency`, the number of requests in flight."
+        if self.kind == "closed" and self.workers > 1:
+            return "a closed loop runs in one load process; take `load.workers` away."
+        if self.kind == "open" and (self.concurrency is not None or self.think_s):
+            return "`load.concurrency` and `load.think_s` belong to a closed loop; set `load.kind: closed`."
+        return None
+
+
 class Scenario(Strict, frozen=True, kw_only=True):
     name: Name
     title: str = ""
@@ -135,6 +163,7 @@ class Scenario(Strict, frozen=True, kw_only=True):
     slo: SLO
     search: Search = Search()
     cell: Cell = Cell()
+    load: Load = Load()
     rounds: Count = 1  # with `residency: one`, the engines' order is reversed in every second round (ABBA)
     residency: Literal["one", "all"] = "one"
     confidence: Annotated[float, Meta(ge=0.5, lt=1)] = 0.95
@@ -167,6 +196,9 @@ class Scenario(Strict, frozen=True, kw_only=True):
     def exact_output(self) -> bool:
         """Whether each answer has as many tokens as were asked for; else the model ends it, at most there."""
         return not ends_naturally(self.workload)
+
+    def with_workers(self, workers: int) -> Scenario:
+        return msgspec.structs.replace(self, load=msgspec.structs.replace(self.load, workers=workers))
 
     def with_model(self, model: str) -> Scenario:
         return msgspec.structs.replace(self, model=model)
@@ -215,7 +247,7 @@ def _convert(document: Mapping[str, Any], source: str) -> Scenario:
         scenario = msgspec.convert(document, Scenario)
     except msgspec.ValidationError as error:
         raise ScenarioError(f"{source}: {_explain(str(error), document)}") from error
-    if fault := contradiction(scenario.workload, scenario.arrivals):
+    if fault := scenario.load.contradiction() or contradiction(scenario.workload, scenario.arrivals):
         raise ScenarioError(f"{source}: {fault}")
     if scenario.search.min_rps > scenario.search.max_rps:
         raise ScenarioError(f"{source}: `search.min_rps` is above `search.max_rps`.")

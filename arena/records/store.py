@@ -215,6 +215,10 @@ class Store:
                 raise SpoolError(f"{spool} has no row for {missing} of the measured requests of its plan.")
             self._mark_ingested(cell_id, header, footer)
 
+    def set_rate(self, cell_id: str, rate_rps: float) -> None:
+        """What a closed loop came to; before it ran, only a guess was known."""
+        self._connection.execute("UPDATE cells SET rate_rps = ? WHERE cell_id = ?", [rate_rps, cell_id])
+
     def judge_cell(self, cell_id: str, status: CellStatus, reason: str | None = None) -> None:
         """What the audit says of a cell."""
         self._connection.execute("UPDATE cells SET status = ?, reason = ? WHERE cell_id = ?", [status, reason, cell_id])
