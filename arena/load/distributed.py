@@ -103,6 +103,7 @@ def _merged_header(header: SpoolHeader, of_parts: Sequence[spools.SpoolRow], wor
     slices = [each.cpu_slice_ns for each in known]
     return msgspec.structs.replace(
         known[0],
+        plan_sha256=header.plan_sha256,  # theirs is of their shares
         workers=workers,
         gc_frozen=all(each.gc_frozen for each in known),
         timer="poll" if any(each.timer == "poll" for each in known) else known[0].timer,

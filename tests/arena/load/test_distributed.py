@@ -117,6 +117,7 @@ async def test_what_the_target_receives_from_several_processes_is_poisson(
     assert (header.workers, header.clock, header.gc_frozen) == (workers, "monotonic", True)
     assert footer.max_in_flight <= fired.log.max_in_flight
     assert {row.worker for row in fired.everything if isinstance(row, HealthRow)} == set(range(workers))
+    assert header.plan_sha256 == poisson_plan("of any name", rate_rps=40, duration_s=6).sha256
     assert not spool.worker_files(fired.run.spool)
     spool.verify(fired.run.spool)
 

@@ -119,8 +119,8 @@ def test_a_race_whose_client_cannot_keep_time_is_refused_before_an_engine_is_ask
 
 def test_a_race_of_two_load_processes_keeps_its_calibration_and_its_rows(tmp_path: Path) -> None:
     """Through and through, with limits that any machine keeps."""
-    text = SCENARIO.replace("ttft_ms: 1000", "ttft_ms: 60000").replace("max_cells: 3", "max_cells: 1")
-    text = text.replace("tpot_ms: 30", "tpot_ms: 30000") + "load: {workers: 2}\n"
+    text = SCENARIO.replace("ttft_ms: 1000", "ttft_ms: 8000").replace("max_cells: 3", "max_cells: 1")
+    text = text.replace("tpot_ms: 30", "tpot_ms: 8000") + "load: {workers: 2}\n"
     log = Told()
     with scripted(*PACE, "--max-concurrent", "8") as url:
         asked = card(tmp_path, [Contender(name="solo", url=url)], text=text)
