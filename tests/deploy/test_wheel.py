@@ -98,7 +98,16 @@ for name in {names!r}:
 
 def test_it_can_start_a_race(scripts: Path, tmp_path: Path) -> None:
     """Nobody listens there: the race itself runs, with its store, its SQL and its report, and ranks nobody."""
-    command = [str(scripts / "goodgate"), "arena", "run", "chat", "--quick", "--targets", "nobody=http://127.0.0.1:9"]
+    command = [
+        str(scripts / "goodgate"),
+        "arena",
+        "run",
+        "chat",
+        "--quick",
+        "--targets",
+        "nobody=http://127.0.0.1:9",
+        "--no-calibration",
+    ]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "race")],
         cwd=tmp_path,

@@ -51,7 +51,7 @@ def racing(server: str, folder: Path, *, max_cells: int) -> Iterator[subprocess.
     scenario.write_text(SCENARIO.replace("max_cells: 6", f"max_cells: {max_cells}"))
     command = [sys.executable, "-m", "arena.commands.cli", "run", str(scenario), "--targets", f"one={server}"]
     with subprocess.Popen(
-        [*command, "--out", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*command, "--out", str(folder), "--no-calibration"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         yield process
         process.kill()
