@@ -192,6 +192,8 @@ class Told:
         self._say = say
         self._rate = 0.0
 
+    def client_calibrating(self, words: str) -> None: ...
+
     def engine_starting(self, name: str) -> None:
         self._say(f"{name} starts")
 
