@@ -14,6 +14,7 @@ from arena.load.describe import answer_words, arrival_words, prompt_words
 from arena.race.scenario import Scenario
 from arena.reports.document import Cell, Code, Facts, Fold, Paragraph, Section, Table, Text
 from arena.reports.evidence import evidence
+from arena.reports.tuned import tuning_charts
 from arena.reports.wording import seconds
 
 
@@ -35,7 +36,7 @@ def engines_section(result: RaceResult) -> Section:
     return Section(
         "engines",
         "What was raced",
-        (Table(head, rows, numeric=(5, 6)), *_settings(result), *_tunings(result)),
+        (Table(head, rows, numeric=(5, 6)), *_settings(result), *_tunings(result), *tuning_charts(result)),
         "Same plans, same prompts, same output lengths, or no rank: an engine that answers shorter or cannot be "
         "checked is shown and not compared. The burst, all at once, is a warm-up and bounds goodput from above.",
     )

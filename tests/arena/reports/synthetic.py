@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from adapters.launching.knobs import Knob
 from arena.judging import stats
 from arena.judging.audit import Finding
 from arena.judging.economy import Economy
@@ -20,6 +21,7 @@ from arena.judging.results import CellResult, EngineNotes, EngineResult, RaceRes
 from arena.judging.search import Knee, estimate
 from arena.judging.traces import Course, Flow, Traces
 from arena.race.scenario import parse
+from arena.race.tuning import Budget, Trial, Tuning
 
 SCENARIO = parse(
     """
@@ -33,6 +35,19 @@ slo: {ttft_ms: 1000, tpot_ms: 60}
 )
 SLO, SETTINGS = SCENARIO.slo, SCENARIO.settings
 WARMUP_S, WINDOW_S = 5.0, 60.0
+
+DEPTH = Knob(option="max_num_seqs", meaning="batch depth", values=(4, 8, 16, 32, 64))
+TUNING = Tuning(
+    engine="vllm",
+    knobs=(DEPTH,),
+    start={"max_num_seqs": 16},
+    budget=Budget(cells=20),
+    trials=tuple(
+        Trial(settings={"max_num_seqs": depth}, goodput_rps=rate, lo=rate * 0.8, hi=rate * 1.2, cells=4, seconds=60.0)
+        for depth, rate in ((4, 1.41), (8, 2.0), (16, 2.83), (32, 2.38), (64, 1.19))
+    ),
+    is_finished=True,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +191,10 @@ def _judged(
                 model=SCENARIO.model,
                 endpoint="http://127.0.0.1:8000",
                 notes=EngineNotes(
-                    probe={"exact_length": True, "counts_tokens": True, "refused": []}, start_s=4.2, burst_rps=9.0
+                    probe={"exact_length": True, "counts_tokens": True, "refused": []},
+                    start_s=4.2,
+                    burst_rps=9.0,
+                    tuning=TUNING.told() if kind.name == "vllm" else {},
                 ),
                 goodput=goodput,
                 cells=tuple(cells[kind.name]),

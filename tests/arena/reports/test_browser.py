@@ -110,7 +110,7 @@ def test_every_picture_has_a_size_and_words(seen: Seen) -> None:
         "[...document.querySelectorAll('figure svg')].map(svg => "
         "[svg.clientWidth, svg.clientHeight, svg.getAttribute('aria-label').length])"
     )
-    assert len(pictures) == 20  # five by rate, three distributions, and a course twice and a scatter for each engine
+    assert len(pictures) == 21  # five by rate, three distributions, three for each engine, and one of a tuning
     for width, height, words in pictures:
         assert width > 240
         assert height > 160

@@ -13,6 +13,7 @@ from arena.reports.document import Axis, Chart, Point, Series
 from arena.reports.plots import distribution_charts, flow_charts, latency_by_rate, rate_charts
 from arena.reports.svg import BOTTOM, ENGINES, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw, mark
 from arena.reports.timelines import MOST_DOTS, course_charts, scatter_charts, thinned
+from arena.reports.tuned import tuning_charts
 from tests.arena.reports.synthetic import synthetic_race
 
 RESULT = synthetic_race()
@@ -90,6 +91,16 @@ def test_everything_is_drawn_inside_its_chart() -> None:
                 x, y = map(float, corner.split())
                 assert LEFT <= x <= WIDTH - RIGHT
                 assert TOP <= y <= HEIGHT - BOTTOM
+
+
+def test_a_tuning_shows_goodput_over_each_knob_with_its_interior_peak() -> None:
+    (charts,) = tuning_charts(RESULT)
+    (chart,) = charts.charts
+    rates = [point.y for point in chart.series[0].points]
+    assert [point.x for point in chart.series[0].points] == [4, 8, 16, 32, 64]
+    assert rates.index(max(rates)) == 2
+    assert "an interior peak, 2.83 requests/s at 16" in chart.alt
+    assert all(point.lo is not None and point.lo < point.y < (point.hi or 0) for point in chart.series[0].points)
 
 
 def test_engines_differ_in_shape_and_not_by_colour_alone() -> None:
