@@ -164,3 +164,18 @@ FROM slo_requests(slo_ttft_ms, slo_tpot_ms) AS s
 JOIN cells USING (cell_id)
 JOIN plans AS p USING (plan_sha256)
 GROUP BY s.cell_id;
+
+CREATE OR REPLACE VIEW v_runs AS
+-- plans_sha256: races with the same one fired the same plans, whatever their engines.
+SELECT
+    r.*,
+    (SELECT sha256(string_agg(DISTINCT c.plan_sha256, ' ' ORDER BY c.plan_sha256)) FROM cells AS c WHERE c.run_id = r.run_id)
+        AS plans_sha256
+FROM runs AS r;
+
+CREATE OR REPLACE VIEW v_engines AS
+-- settings_sha256: everything that makes it another engine, but where it ran. NULL weights or version count as such.
+SELECT
+    e.*,
+    sha256(concat_ws(chr(10), name, coalesce(version, '?'), model, coalesce(weights_sha, '?'), flags_json)) AS settings_sha256
+FROM engines AS e;

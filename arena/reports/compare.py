@@ -151,7 +151,7 @@ METRICS = {"in_time": "share in time", "ttft_ms": "TTFT", "tpot_ms": "TPOT"}
 def _difference(row: Paired, value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{100 * value:+.2f} %" if row.metric == "in_time" else f"{value:+.2f} ms"
+    return f"{100 * value:+.2f} pp" if row.metric == "in_time" else f"{value:+.2f} ms"
 
 
 def _rate(value: float | None) -> str:
