@@ -80,8 +80,10 @@ def tune(
         else:
             console.print(tuning_table(tuning))
             console.print(f"Kept in {card.out}", highlight=False, soft_wrap=True)
+        if tuning.is_stopped:
+            raise Failure(f"The tuning was stopped; what had been tried is kept in {card.out}.")
         if tuning.best is None:
-            words = tuning.trials[0].words if tuning.trials else "It was stopped before the first trial ended."
+            words = tuning.trials[0].words if tuning.trials else "the budget is too small for a trial."
             raise Failure(f"{engine} could not be tuned: {words}")
 
 

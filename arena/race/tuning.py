@@ -121,6 +121,8 @@ def peak_words(tuning: Tuning, knob: Knob) -> str:
         return f"{knob.meaning}: not searched"
     rates = [trial.goodput_rps or 0.0 for trial in curve]
     top = max(rates)
+    if not top:
+        return f"{knob.meaning} ({knob.option}): no rate held with any value"
     on_top = [trial.settings[knob.option] for trial, rate in zip(curve, rates, strict=True) if rate == top]
     where = f"{on_top[0]}" if len(on_top) == 1 else f"{on_top[0]} to {on_top[-1]}"
     is_interior = rates[0] < top and rates[-1] < top

@@ -44,7 +44,7 @@ def tuning_table(tuning: Tuning) -> Table:
         table.add_column(heading, justify="right")
     for trial in tuning.trials:
         values = [str(trial.settings[knob.option]) for knob in tuning.knobs]
-        mark = "best" if trial is tuning.best else escape_markup(trial.words)
+        mark = "best" if trial is tuning.best and trial.goodput_rps else escape_markup(trial.words)
         table.add_row(*values, _rate(trial.goodput_rps), _interval(trial), str(trial.cells), mark)
     return table
 
