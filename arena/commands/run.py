@@ -205,7 +205,7 @@ def _race(card: RaceCard, *, as_json: bool, events: bool, web: int | None) -> No
                 console.print(f"Locust's page: {url}", highlight=False)
             screen = stack.enter_context(RaceScreen(console, names, card.scenario))
             show = Several([screen, told]) if events else screen
-            result = asyncio.run(_interruptible(race(card, show)))
+            result = asyncio.run(interruptible(race(card, show)))
     except WebError as error:
         raise Misuse(str(error)) from error
     except (duckdb.Error, SpoolError) as error:
@@ -225,7 +225,7 @@ def _race(card: RaceCard, *, as_json: bool, events: bool, web: int | None) -> No
         raise Failure("No engine could be ranked: " + " ".join(result.invalid_reasons))
 
 
-async def _interruptible(running: Coroutine[Any, Any, RaceResult]) -> RaceResult:
+async def interruptible(running: Coroutine[Any, Any, RaceResult]) -> RaceResult:
     """Let SIGTERM end the race as Ctrl-C does: children stopped, partial result written."""
     task = asyncio.current_task()
     assert task is not None

@@ -46,6 +46,7 @@ class RunNotes(Struct, frozen=True, kw_only=True):
     command: str = ""
     calibration: Calibration | None = None  # the client's own errors here, measured before the race
     energy_missing: tuple[str, ...] = ()  # of each kind of counter that could not be read, why
+    searched: bool = True  # for goodput; False: the rate was given, so nothing is known of a higher one
 
 
 class EngineNotes(Struct, frozen=True, kw_only=True):

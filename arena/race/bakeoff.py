@@ -128,11 +128,15 @@ class Entry:
         return not self.is_out and self.invalid_in_a_row < MAX_INVALID_IN_A_ROW
 
 
-async def race(card: RaceCard, show: Show) -> RaceResult:
-    """Run a race to its end, or to its interruption, and return what the store then says."""
+async def race(
+    card: RaceCard, show: Show, course_of: Callable[[RaceCard, Store, Show], Course] | None = None
+) -> RaceResult:
+    """Run a race to its end, or to its interruption, and return what the store then says. `course_of` makes another
+    course than the search for goodput.
+    """
     (card.out / "spool").mkdir(parents=True, exist_ok=True)
     with Store(card.out / "arena.duckdb") as store:
-        course = Course(card, store, show)
+        course = (course_of or Course)(card, store, show)
         course.record_run()
         try:
             await course.run()
@@ -156,6 +160,8 @@ def _stay_alive() -> None:
 
 class Course:
     """One race under way: the only writer of its store and the only owner of its child processes."""
+
+    is_search = True  # for goodput; otherwise what it finds out is no evidence of that
 
     def __init__(self, card: RaceCard, store: Store, show: Show) -> None:
         self.card = card
@@ -423,6 +429,7 @@ class Course:
             command=self.card.command,
             calibration=self.calibration,
             energy_missing=tuple(self.energy_missing),
+            searched=self.is_search,
         )
         self.store.record_run(
             RunRecord(

@@ -185,6 +185,12 @@ def _sends_several(answer: Answer) -> bool:
     return answer.tokens is not None and answer.tokens >= SEVERAL_TOKENS * answer.pieces
 
 
+async def served_model(url: str) -> str:
+    """The one model of an endpoint, asked over a connection of its own."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S, sock_connect=5)) as client:
+        return await only_model(client, url)
+
+
 async def only_model(client: aiohttp.ClientSession, url: str) -> str:
     """The one model that the engine serves; a choice must be made by name (`--targets name=url@model`)."""
     try:

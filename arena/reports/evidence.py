@@ -1,6 +1,7 @@
 """A judged race as evidence: one entry for each engine that has a goodput. Pure; `arena/evidence/` has the format.
 
-Figures of an engine that could not be ranked are no evidence: it did other work than its rivals, or failed.
+Figures of an engine that could not be ranked are no evidence: it did other work than its rivals, or failed. Nor are
+those of a rate that was given and not searched for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from arena.race.config import fingerprint
 def evidence(result: RaceResult) -> dict[str, Any]:
     """evidence.json of one race."""
     entries = [
-        _entry(engine, result) for engine in result.engines if engine.goodput is not None and not engine.unranked
+        _entry(engine, result)
+        for engine in result.engines
+        if engine.goodput is not None and not engine.unranked and result.notes.searched
     ]
     return document(entries, {fingerprint(result.host): result.host})
 

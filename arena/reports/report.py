@@ -26,6 +26,7 @@ from arena.reports.audits import audits_section, cells_section
 from arena.reports.document import Charts, Document, Section
 from arena.reports.economy import economy_section
 from arena.reports.evidence import evidence
+from arena.reports.gateway_cost import gateway_section
 from arena.reports.glossary import glossary_section
 from arena.reports.html_page import page
 from arena.reports.markdown import markdown
@@ -115,6 +116,7 @@ def _measured(result: RaceResult) -> Iterator[Section]:
 def _about(result: RaceResult) -> tuple[Section, ...]:
     return (
         *economy_section(result),
+        *gateway_section(result),
         engines_section(result),
         workload_section(result),
         host_section(result),

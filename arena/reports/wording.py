@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from arena.judging.gateway_cost import Added, costs
 from arena.judging.results import EngineResult, RaceResult
 
 
 def headline(result: RaceResult) -> str:
     """The race in one sentence, claiming no more than the rank sets do."""
+    if not result.notes.searched:
+        return "; ".join(_added(name, rows) for name, rows in costs(result)) or "Nothing could be compared"
     ranked = [engine for engine in result.engines if engine.rank and engine.goodput]
     if not ranked:
         return "No engine could be ranked"
@@ -30,6 +33,15 @@ def headline(result: RaceResult) -> str:
         return f"{carries}; {second.name} held the limits at no rate that was tried"
     times = best.goodput.rate_rps / second.goodput.rate_rps
     return f"{carries}, {times:.1f} times what {second.name} carries ({rate_words(second.goodput.rate_rps)})"
+
+
+def _added(name: str, rows: Sequence[Added]) -> str:
+    found = {row.metric: row.difference for row in rows}
+    ttft, tpot = found.get("TTFT, median"), found.get("TPOT, median")
+    if ttft is None:
+        return f"Of {name}, no request was answered both directly and through the gateway"
+    rest = "" if tpot is None else f" and {tpot:+.2f} ms to each token after it"
+    return f"The gateway adds {ttft:+.2f} ms to the first token of {name}{rest}"
 
 
 def rate_words(rate: float) -> str:
