@@ -110,6 +110,8 @@ def _why_not(
             f"It was raced for looser limits: p{entry.slo.percentile:g} of {entry.slo.ttft_ms:g} ms and "
             f"{entry.slo.tpot_ms:g} ms."
         )
+    if entry.arrivals != "Poisson":
+        yield f"It was raced under other arrivals ({entry.arrivals}), and a plan starts from those of Poisson."
     if load.bucket is not None and entry.bucket is None:
         yield "It is not known what kind of work it was raced with."
     elif load.bucket is not None and entry.bucket is not None and not entry.bucket.is_as_heavy_as(load.bucket):

@@ -145,6 +145,7 @@ def test_headroom_is_the_same_requests_so_much_faster() -> None:
         ({"slo": Limits(ttft_ms=500, tpot_ms=60, percentile=95)}, {}, "looser limits: p95"),
         ({"bucket": Bucket(128, 64, "fresh")}, {}, r"lighter work \(prompt<=128 output<=64 fresh\)"),
         ({"bucket": None}, {}, "not known what kind of work"),
+        ({"arrivals": "equal gaps"}, {}, r"other arrivals \(equal gaps\)"),
         ({"ci": (0.0, 9.0)}, {}, "proven no rate"),
         ({}, {"capabilities": ("logprobs",)}, "vllm does not offer `logprobs`"),
         ({}, {"hardware": "rocm"}, "runs on cpu, cuda, and not on rocm"),
