@@ -17,6 +17,7 @@ import select
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -155,3 +156,18 @@ class Browser:
         message, _, self._left = self._left.partition(b"\0")
         decoded: dict[str, Any] = json.loads(message)
         return decoded
+
+
+def main() -> None:
+    """`python -m tests.arena.reports.browser report.html docs/report.png 1280 1500`: the upper part of a page."""
+    page, picture, width, height = sys.argv[1:]
+    with (
+        tempfile.TemporaryDirectory() as profile,
+        Browser(Path(profile)) as browser,
+        browser.look_at(Path(page).resolve(), width=int(width)) as seen,
+    ):
+        seen.picture(Path(picture), height=int(height))
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -75,6 +76,7 @@ KINDS = (
 )
 
 
+@cache
 def synthetic_race(kinds: tuple[Kind, ...] = KINDS, *, quick: bool = False) -> RaceResult:
     rng = np.random.default_rng(7)
     cells: dict[str, list[CellResult]] = {kind.name: [] for kind in kinds}

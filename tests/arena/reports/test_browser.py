@@ -85,7 +85,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.html"
 
 
-@pytest.fixture(params=[(width, is_dark) for width in WIDTHS for is_dark in (False, True)], ids=str)
+@pytest.fixture(scope="module", params=[(width, is_dark) for width in WIDTHS for is_dark in (False, True)], ids=str)
 def seen(browser: Browser, page: Path, request: pytest.FixtureRequest) -> Iterator[Seen]:
     width, is_dark = request.param
     with browser.look_at(page, width=width, is_dark=is_dark) as looked:
