@@ -45,6 +45,7 @@ class RunNotes(Struct, frozen=True, kw_only=True):
     interrupted: bool = False
     command: str = ""
     calibration: Calibration | None = None  # the client's own errors here, measured before the race
+    told: tuple[str, ...] = ()  # what of the scenario's files had to be cut or left out
     energy_missing: tuple[str, ...] = ()  # of each kind of counter that could not be read, why
     searched: bool = True  # for goodput; False: the rate was given, so nothing is known of a higher one
 

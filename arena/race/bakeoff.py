@@ -428,6 +428,7 @@ class Course:
             interrupted=not self.is_complete,
             command=self.card.command,
             calibration=self.calibration,
+            told=self.card.material.told,
             energy_missing=tuple(self.energy_missing),
             searched=self.is_search,
         )

@@ -110,6 +110,7 @@ def workload_section(result: RaceResult) -> Section:
         ("prompts", prompt_words(scenario.workload)),
         ("as counted", _counted_words(result)),
         ("answers", answer_words(scenario.workload)),
+        *(("of its files", sentence) for sentence in result.notes.told),
         ("arrivals", arrival_words(scenario.arrivals)),
         ("caches", "warm: shared beginnings may be reused" if scenario.cache == "warm" else "cold"),
         ("cells", _cell_words(scenario)),

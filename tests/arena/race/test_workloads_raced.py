@@ -74,7 +74,11 @@ def raced(text: str, out: Path, *, rate_rps: float = 8) -> RaceResult:
     ("kind", "text", "told"),
     [
         ("gamma", CONVERSATION, ("conversations of 2 to 3 turns, 0.2 to 0.4 s apart", "coefficient of variation of 2")),
-        ("trace", REPLAY, ("of the lengths recorded in t.csv, at most 90 tokens", "stretched to each rate")),
+        (
+            "trace",
+            REPLAY,
+            ("of the lengths recorded in t.csv, at most 90 tokens", "12 of 60 answers (20.0%) are cut to 7 tokens"),
+        ),
     ],
 )
 def test_what_was_planned_is_sent_audited_and_told(kind: str, text: str, told: tuple[str, ...], tmp_path: Path) -> None:
