@@ -44,13 +44,13 @@ class TruthRow:
 async def trial(say: Callable[[str], None] = lambda words: None) -> list[TruthRow]:
     async with scripted() as engine:
         with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "truth.duckdb") as store:
-            court = _Court(engine, store, Path(folder))
+            court = Court(engine, store, Path(folder))
             say("answers that are easily misread")
             await court.run(cases.answers_plan())
-            found = [*_answers(store)]
+            found = [*judge_answers(store)]
             say("54 failures of five kinds")
             await court.run(cases.failures_plan(), Limits(request_timeout_s=1.5))
-            found.append(_failures(store))
+            found.append(judge_failures(store))
             say(f"arrivals, {ARRIVAL_SECONDS:g} s of them")
             found.append(_arrivals(await court.rows_of(_arrivals_plan())))
             say("a freeze of five seconds, behind a limit of 20 in flight")
@@ -59,7 +59,7 @@ async def trial(say: Callable[[str], None] = lambda words: None) -> list[TruthRo
             return [*found, _freeze(freeze, rows)]
 
 
-class _Court:
+class Court:
     """Runs cells against one scripted engine, and takes them into one store."""
 
     def __init__(self, engine: RunningEngine, store: Store, folder: Path) -> None:
@@ -105,7 +105,7 @@ def _arrivals_plan() -> CellPlan:
     )
 
 
-def _answers(store: Store) -> list[TruthRow]:
+def judge_answers(store: Store) -> list[TruthRow]:
     by_prompt = {row["prompt_id"]: row for row in store.query("SELECT * FROM v_measured WHERE cell_id = 'answers'")}
     rows = [by_prompt[f"answers-{seq}"] for seq in range(len(by_prompt))]
     role, chunks, single = rows[:20], rows[20:40], rows[40:]
@@ -124,7 +124,7 @@ def _answers(store: Store) -> list[TruthRow]:
     ]
 
 
-def _failures(store: Store) -> TruthRow:
+def judge_failures(store: Store) -> TruthRow:
     found = store.query("SELECT count(*) AS n FROM v_measured WHERE cell_id = 'failures' AND status != 'ok'")[0]["n"]
     wrong = store.query(
         "SELECT count(*) AS n FROM v_measured WHERE cell_id = 'failures' AND status != 'ok' AND seq % 2 = 1"

@@ -1,6 +1,6 @@
 """An engine whose timing is known: it does what each request's `script` says, and remembers when each piece left.
 
-It is the yardstick of the load generator (`python -m arena.load.truth`) and the twin for its fault tests. It computes
+It is the yardstick of the load generator (`goodgate arena truth`) and the twin for its fault tests. It computes
 nothing, so it keeps its times at ten thousand events a second. `python -m arena.load.scripted_engine`
 prints one JSON line with its port and serves until it is killed or its stdin ends.
 
