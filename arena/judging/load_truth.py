@@ -138,10 +138,9 @@ def _arrivals(rows: Sequence[RequestRow]) -> TruthRow:
     sent = [row.sent_ns for row in rows if row.sent_ns is not None]
     dispersion, lag_one = cases.dispersion_and_lag_one(sent)
     low, high = DISPERSION_BAND
-    is_right = low <= dispersion <= high and abs(lag_one) <= LAG_ONE_BAND
-    return TruthRow(
-        "Poisson arrivals: dispersion, lag-1 of gaps", f"{dispersion:.2f}, {lag_one:+.2f}", "about 1, about 0", is_right
-    )
+    is_right = low <= dispersion <= high and lag_one is not None and abs(lag_one) <= LAG_ONE_BAND
+    claimed = f"{dispersion:.2f}, " + ("none" if lag_one is None else f"{lag_one:+.2f}")
+    return TruthRow("Poisson arrivals: dispersion, lag-1 of gaps", claimed, "about 1, about 0", is_right)
 
 
 def _freeze(plan: CellPlan, rows: Sequence[RequestRow]) -> TruthRow:

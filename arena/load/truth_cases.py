@@ -107,10 +107,13 @@ def true_ttft_ms(times_ms: Sequence[float], *, cap: int = CAP) -> list[float]:
     return seen_ms
 
 
-def dispersion_and_lag_one(times_ns: Sequence[int]) -> tuple[float, float]:
-    """Variance over mean of the counts in whole seconds, and the correlation of neighbouring gaps. Poisson: 1 and 0."""
+def dispersion_and_lag_one(times_ns: Sequence[int]) -> tuple[float, float | None]:
+    """Variance over mean of the counts in whole seconds, and the correlation of neighbouring gaps: for a Poisson process
+    1 and 0. Equal gaps have no correlation: None.
+    """
     times = np.sort(np.asarray(times_ns, dtype=np.int64))
     seconds = (times - times[0]) // SECOND_NS
     counts = np.bincount(seconds)[:-1]  # the last second is not a whole one
     gaps = np.diff(times)
-    return float(counts.var(ddof=1) / counts.mean()), float(np.corrcoef(gaps[:-1], gaps[1:])[0, 1])
+    dispersion = float(counts.var(ddof=1) / counts.mean())
+    return dispersion, float(np.corrcoef(gaps[:-1], gaps[1:])[0, 1]) if gaps.std() else None
