@@ -108,8 +108,8 @@ def true_ttft_ms(times_ms: Sequence[float], *, cap: int = CAP) -> list[float]:
 
 
 def dispersion_and_lag_one(times_ns: Sequence[int]) -> tuple[float, float | None]:
-    """Variance over mean of the counts in whole seconds, and the correlation of neighbouring gaps: for a Poisson process
-    1 and 0. Equal gaps have no correlation: None.
+    """Variance over mean of the counts in whole seconds, and the correlation of neighbouring gaps: for Poisson 1 and 0.
+    Equal gaps have no correlation: None.
     """
     times = np.sort(np.asarray(times_ns, dtype=np.int64))
     seconds = (times - times[0]) // SECOND_NS
