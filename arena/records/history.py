@@ -28,7 +28,7 @@ from arena.records.store import Store, StoreError
 DATABASE = "arena.duckdb"
 SETTLED_BY = (  # whatever decides what is said of a race
     ("arena.judging", (".py",)),
-    ("arena.records", ("views.sql", "store.py", "history.py")),
+    ("arena.records", ("views.sql", "store.py", "schema.py", "history.py")),
     ("arena.race", ("scenario.py",)),
 )
 

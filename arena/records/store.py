@@ -21,8 +21,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from importlib import metadata
-from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
@@ -33,20 +31,15 @@ import msgspec
 from arena.load import spool as spools
 from arena.load.plan import CellPlan
 from arena.load.spool import SpoolError, SpoolFooter, SpoolHeader
-from arena.records.migrations import MIGRATIONS
+from arena.records.schema import StoreError as StoreError
+from arena.records.schema import bring_up
 from arena.records.spool_sql import LOAD_METRICS, LOAD_SPOOL, MISSING
-
-SCHEMA_VERSION = 2
 
 CellStatus: TypeAlias = Literal[
     "planned", "unjudged", "ok", "invalid_client", "invalid_cache", "invalid_cold", "unstable", "aborted"
 ]
 """planned: announced, its spool is not in. unjudged: its rows are in, the audit has not spoken. The rest is the audit's
 word."""
-
-
-class StoreError(Exception):
-    """The file is not a store that this program can read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +118,7 @@ class Store:
         self._connection = duckdb.connect(str(path), read_only=read_only)
         self._in_transaction = False
         try:
-            self._open(path, read_only=read_only)
+            bring_up(self._connection, path, read_only=read_only)
         except BaseException:
             self._connection.close()
             raise
@@ -267,61 +260,6 @@ class Store:
         """A statement that brings no rows, such as COPY."""
         self._connection.execute(sql, list(parameters))
 
-    def _version(self, path: Path) -> int | None:
-        """The file's schema version; None where there is no schema yet."""
-        try:
-            tables = self.query("SELECT 1 FROM duckdb_tables() WHERE table_name = 'schema_meta'")
-            rows = self.query("SELECT version FROM schema_meta") if tables else []
-        except duckdb.BinderException as error:
-            raise StoreError(f"{path} is a database, but no store of the arena.") from error
-        return int(rows[0]["version"]) if rows else None
-
-    def _open(self, path: Path, *, read_only: bool) -> None:
-        """An older file is brought up to date where it may be written; nobody's newer file is touched."""
-        version = self._version(path)
-        if version is not None and version not in (SCHEMA_VERSION, *MIGRATIONS):
-            raise StoreError(
-                f"{path} has schema version {version}, this program reads version {SCHEMA_VERSION}; read it with the "
-                "release of Goodgate that wrote it."
-            )
-        if read_only and version is None:
-            raise StoreError(f"{path} holds no race: it was ended before it began.")
-        if read_only and version != SCHEMA_VERSION:
-            raise StoreError(
-                f"{path} has schema version {version}, this program reads version {SCHEMA_VERSION}; run "
-                f"`goodgate arena report {path.parent}` where the file may be written, which brings it up to date."
-            )
-        if read_only:
-            self._define_views("TEMP ")
-        else:
-            self._prepare(version)
-
-    def _define_views(self, scope: str = "") -> None:
-        """Anew each time that a store is opened, so that it is always scored by the definitions of this program.
-
-        `scope` is "TEMP " where the file may not be written: such views live in the connection and hide stored ones.
-        """
-        views = files("arena.records").joinpath("views.sql").read_text("utf-8")
-        for kind in ("VIEW", "MACRO"):
-            views = views.replace(f"CREATE OR REPLACE {kind}", f"CREATE OR REPLACE {scope}{kind}")
-        self._connection.execute(views)
-
-    def _prepare(self, version: int | None) -> None:
-        with self._transaction():
-            for older in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
-                self._connection.execute(MIGRATIONS[older])
-            self._connection.execute(files("arena.records").joinpath("schema.sql").read_text("utf-8"))
-            if version is None:
-                self._insert(
-                    "schema_meta",
-                    {
-                        "version": SCHEMA_VERSION,
-                        "tool_version": tool_version(),
-                        "duckdb_version": duckdb.__version__,
-                    },
-                )
-        self._define_views()
-
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """All or nothing. Inside another one it is a part of that."""
@@ -406,25 +344,6 @@ class Store:
     def _insert(self, table: str, row: Mapping[str, Any]) -> None:
         places = ", ".join("?" * len(row))
         self._connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})", list(row.values()))
-
-
-def is_outdated(path: Path) -> bool:
-    """Whether opening the file for writing would bring it to a later schema."""
-    with duckdb.connect(str(path), read_only=True) as connection:
-        has_meta = "SELECT 1 FROM duckdb_tables() WHERE table_name = 'schema_meta'"
-        if not connection.execute(has_meta).fetchall():
-            return False
-        return any(
-            version in MIGRATIONS for (version,) in connection.execute("SELECT version FROM schema_meta").fetchall()
-        )
-
-
-def tool_version() -> str:
-    """Of this program, as installed; "unknown" in a checkout that is not."""
-    try:
-        return metadata.version("goodgate")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _checked(spool: Path) -> tuple[SpoolHeader, SpoolFooter]:
