@@ -24,7 +24,6 @@ ALTER TABLE runs ADD COLUMN clock_json VARCHAR;
 ALTER TABLE plans ADD COLUMN drawn_json VARCHAR;
 ALTER TABLE plan_rows ADD COLUMN prompt_sha256 VARCHAR;
 ALTER TABLE plan_rows ADD COLUMN prompt_tokens INTEGER;
-ALTER TABLE cells ADD COLUMN phase_order INTEGER;
 ALTER TABLE cells ADD COLUMN steady_from_ns BIGINT;
 ALTER TABLE cells ADD COLUMN steady_to_ns BIGINT;
 ALTER TABLE cells ADD COLUMN workers INTEGER;

@@ -54,8 +54,7 @@ CREATE TABLE IF NOT EXISTS plan_rows (
 );
 
 -- `status` is the audit's word on the cell, `unjudged` from ingestion until it has spoken; `ingested_utc` says that the spool
--- is in. They are different facts. `slot` is the cell's place in the run, `phase_order` its engine's place in the round that
--- it was run in. [steady_from_ns, steady_to_ns) is the window of scheduled times that is measured.
+-- is in. They are different facts. `slot` is the cell's place in the run. [steady_from_ns, steady_to_ns) is the window of scheduled times that is measured.
 CREATE TABLE IF NOT EXISTS cells (
     cell_id VARCHAR PRIMARY KEY,
     run_id VARCHAR NOT NULL,
@@ -63,7 +62,6 @@ CREATE TABLE IF NOT EXISTS cells (
     plan_sha256 VARCHAR NOT NULL,
     replicate INTEGER NOT NULL,
     slot INTEGER NOT NULL,
-    phase_order INTEGER,
     rate_rps DOUBLE NOT NULL,
     status VARCHAR NOT NULL,
     reason VARCHAR,

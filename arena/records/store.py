@@ -74,7 +74,6 @@ class CellRecord:
     engine_id: str
     replicate: int
     slot: int  # place in the interleaved order of the run
-    phase_order: int | None = None  # the engine's place in the round that the cell belongs to, from 1
     rate_rps: float
 
 
@@ -179,7 +178,6 @@ class Store:
                     "plan_sha256": plan.sha256,
                     "replicate": cell.replicate,
                     "slot": cell.slot,
-                    "phase_order": cell.phase_order,
                     "rate_rps": cell.rate_rps,
                     "status": "planned",
                 },

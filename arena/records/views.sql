@@ -165,6 +165,13 @@ JOIN cells USING (cell_id)
 JOIN plans AS p USING (plan_sha256)
 GROUP BY s.cell_id;
 
+CREATE OR REPLACE VIEW v_order AS
+-- phase_order: which engine met a plan first, second, ... What comes later may find a warmer, or a more tired, machine.
+SELECT
+    run_id, cell_id, engine_id, plan_sha256, slot,
+    row_number() OVER (PARTITION BY run_id, plan_sha256 ORDER BY slot) AS phase_order
+FROM cells;
+
 CREATE OR REPLACE VIEW v_runs AS
 -- plans_sha256: races with the same one fired the same plans, whatever their engines.
 SELECT

@@ -86,7 +86,7 @@ def make_race(
             )
         slot = 0
         for rate in rates:
-            for turn, (name, speed) in enumerate(engines.items(), 1):
+            for name, speed in engines.items():
                 key = CellKey(seed, scenario.settings.nearest_rung(rate), 0)
                 plan = build_plan(
                     f"{name}-{rate:g}rps-0",
@@ -105,7 +105,6 @@ def make_race(
                         engine_id=name,
                         replicate=0,
                         slot=slot,
-                        phase_order=turn,
                         rate_rps=rate,
                     ),
                     plan,

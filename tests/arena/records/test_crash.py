@@ -200,7 +200,7 @@ OLDER = """
 ALTER TABLE schema_meta DROP COLUMN tool_version; ALTER TABLE runs DROP COLUMN clock_json;
 ALTER TABLE plan_rows DROP COLUMN prompt_sha256;
 ALTER TABLE plan_rows DROP COLUMN prompt_tokens; ALTER TABLE plans DROP COLUMN drawn_json;
-ALTER TABLE cells DROP COLUMN phase_order; ALTER TABLE cells DROP COLUMN steady_from_ns;
+ALTER TABLE cells DROP COLUMN steady_from_ns;
 ALTER TABLE cells DROP COLUMN steady_to_ns;
 ALTER TABLE cells DROP COLUMN workers; ALTER TABLE cells DROP COLUMN clock; ALTER TABLE cells DROP COLUMN foreign_cpu;
 ALTER TABLE requests DROP COLUMN worker; ALTER TABLE requests DROP COLUMN text;

@@ -388,3 +388,34 @@ def test_a_measured_request_that_has_no_row_is_not_lost_in_silence(store: Store,
     with pytest.raises(SpoolError, match="no row for 1 of the measured requests"):
         store.ingest("cell", spooled(tmp_path / "cell.jsonl", plan, [answer(0)]))
     assert store.query("SELECT count(*) AS n FROM requests")[0]["n"] == 0
+
+
+def test_the_order_in_which_engines_met_a_plan_is_told_by_their_places(store: Store) -> None:
+    plan = plan_for([answer(0)])
+    for slot, name in enumerate(["a", "b", "b2", "a2"], 1):
+        store.record_engine(
+            EngineRecord(engine_id=name[0], run_id="run", name=name[0], endpoint="", model="m", flags={}, capability={})
+        )
+        its_plan = plan if len(name) == 1 else plan_for([answer(1)])
+        cell = CellRecord(cell_id=name, run_id="run", engine_id=name[0], replicate=0, slot=slot, rate_rps=10)
+        store.record_cell(cell, its_plan)
+    rows = store.query("SELECT cell_id, phase_order FROM v_order ORDER BY slot")
+    assert [(row["cell_id"], row["phase_order"]) for row in rows] == [("a", 1), ("b", 2), ("b2", 1), ("a2", 2)]
+
+
+def test_races_with_equal_plans_and_engines_with_equal_settings_are_told_by_their_digests(tmp_path: Path) -> None:
+    digests = []
+    for name, rows, flags in (("1", [answer(0)], {"a": 1}), ("2", [answer(0)], {"a": 2}), ("3", [answer(1)], {"a": 1})):
+        with Store(tmp_path / f"{name}.duckdb") as opened:
+            prepare(opened)
+            opened.record_engine(
+                EngineRecord(
+                    engine_id="e1", run_id="run", name="native", endpoint=name, model="m", flags=flags, capability={}
+                )
+            )
+            opened.record_cell(record("cell"), plan_for(rows))
+            run, engine = only(opened.query("SELECT * FROM v_runs")), only(opened.query("SELECT * FROM v_engines"))
+            digests.append((run["plans_sha256"], engine["settings_sha256"]))
+    (plans, settings), (same_plans, other_settings), (other_plans, same_settings) = digests
+    assert plans == same_plans != other_plans
+    assert settings == same_settings != other_settings
