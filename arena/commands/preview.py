@@ -54,6 +54,8 @@ def preview(
             loaded = load_scenario(scenario, quick=quick)
         except ScenarioError as error:
             raise Misuse(str(error)) from error
+        if loaded.scenario.load.closed and request is None:
+            raise Misuse(f"{scenario} is a closed loop, whose requests have no times; --request N shows what they say.")
         rate_rps = loaded.scenario.search.start_rps if rate is None else rate
         if not 0.001 <= rate_rps <= 100_000:
             raise Misuse(f"--rate {rate_rps:g} is no rate; give requests a second between 0.001 and 100000.")

@@ -41,4 +41,4 @@ def closed_plan(
 def _planned(seq: int, scheduled_ns: int, prompts: PromptSource | Sessions) -> PlannedRequest:
     prompt = prompts(seq)
     body = msgspec.json.encode({"max_tokens": prompt.max_tokens, **prompt.fields})
-    return PlannedRequest(seq, scheduled_ns, prompt.prompt_id, body, prompt.max_tokens)
+    return PlannedRequest(seq, scheduled_ns, prompt.prompt_id, body, prompt.max_tokens, prompt.prompt_tokens)

@@ -228,7 +228,7 @@ def lengths_of(workload: Workload) -> dict[str, Lengths]:
     return {key: lengths for key, lengths in named.items() if lengths is not None}
 
 
-def contradiction(workload: Workload, arrivals: Arrivals) -> str | None:
+def contradiction(workload: Workload, arrivals: Arrivals, *, closed: bool = False) -> str | None:
     """What cannot be meant, as a sentence; types and ranges of single keys have been checked by then."""
     for key, lengths in lengths_of(workload).items():
         if not isinstance(lengths, Fixed) and lengths.low > lengths.high:
@@ -240,6 +240,8 @@ def contradiction(workload: Workload, arrivals: Arrivals) -> str | None:
             return f"`workload.min_think_s` is above `max_think_s` ({workload.min_think_s} > {workload.max_think_s})."
     if isinstance(workload, StructuredWorkload) and not isinstance(workload.schema.get("type"), str):
         return "`workload.schema` is no JSON schema: it needs a `type`, as in {type: object, properties: {...}}."
+    if closed and arrivals != Poisson():
+        return "`arrivals` say nothing of a closed loop, whose users send when they have their answers; leave them out."
     if isinstance(arrivals, Ramp) and not arrivals.from_ + arrivals.to:
         return "`arrivals.from` and `arrivals.to` are both 0, so nothing would ever arrive."
     if isinstance(arrivals, Steps):

@@ -247,7 +247,9 @@ def _convert(document: Mapping[str, Any], source: str) -> Scenario:
         scenario = msgspec.convert(document, Scenario)
     except msgspec.ValidationError as error:
         raise ScenarioError(f"{source}: {_explain(str(error), document)}") from error
-    if fault := scenario.load.contradiction() or contradiction(scenario.workload, scenario.arrivals):
+    closed = scenario.load.kind == "closed"
+    fault = scenario.load.contradiction() or contradiction(scenario.workload, scenario.arrivals, closed=closed)
+    if fault:
         raise ScenarioError(f"{source}: {fault}")
     if scenario.search.min_rps > scenario.search.max_rps:
         raise ScenarioError(f"{source}: `search.min_rps` is above `search.max_rps`.")

@@ -103,6 +103,14 @@ def test_misuse_is_refused_in_a_sentence(scenario: Path, arguments: list[str], t
     assert run("no-such-scenario")[0] == 2
 
 
+def test_a_closed_loop_has_no_times_to_show(scenario: Path) -> None:
+    scenario.write_text(SCENARIO + "load: {kind: closed, concurrency: 4}\n")
+    code, output = run(str(scenario))
+    assert code == 2
+    assert "is a closed loop" in output
+    assert run(str(scenario), "--request", "0")[0] == 0
+
+
 def test_bars_are_as_high_as_seconds_are_busy() -> None:
     assert bars((0, 7, 14)) == "▁▄█  (a bar is 1 s, the highest 14)"
     assert bars((0,)) == "▁  (a bar is 1 s, the highest 1)"

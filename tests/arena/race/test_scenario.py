@@ -196,6 +196,10 @@ TALK = "workload: {kind: conversation, prompt: {kind: fixed, tokens: 5}, output:
         (SYNTHETIC + ", prefix: {tokens: 9, group: 2}}", "unknown key `workload.prefix.group`; did you mean `groups`?"),
         (SYNTHETIC + ", prefix: {tokens: 9, share: 0}}", "(in `workload.prefix.share`)"),
         (SYNTHETIC + "}\ncache: hot", "(in `cache`)"),
+        (
+            SYNTHETIC + "}\narrivals: {kind: constant}\nload: {kind: closed, concurrency: 2}",
+            "`arrivals` say nothing of a closed loop",
+        ),
         (TALK + ", min_turns: 5}", "`workload.min_turns` is above `max_turns` (5 > 4)."),
         (TALK + ", min_think_s: 7}", "`workload.min_think_s` is above `max_think_s`"),
         (
