@@ -8,7 +8,7 @@ from arena.judging.audit import Finding
 from arena.judging.results import CellResult, EngineResult, RaceResult
 from arena.judging.stats import Verdict, holds
 from arena.reports.document import Block, Cell, Fold, Paragraph, Section, Table, Text
-from arena.reports.wording import figure, milliseconds, rate_words
+from arena.reports.wording import figure, milliseconds, rate_words, share_words
 
 CHECK_NAMES = {
     "measured_requests": "requests in the window",
@@ -21,6 +21,11 @@ CHECK_NAMES = {
     "short_answer_share": "answers shorter than asked",
     "one_token_answers": "answers of one token",
     "unserved_share": "backlog growth / offered load",
+    "foreign_cpu_share": "processor taken by others",
+    "loop_lag_p99_ms": "client's event loop on time (p99, ms)",
+    "tokens_counted_percent": "tokens told beyond tokens counted (%)",
+    "events_per_read": "events in one read",
+    "beyond_calibration": "tokens/s the client was calibrated for",
     "prompt_length_excess": "prompt tokens counted beyond those asked",
     "arrival_error_ns": "arrivals off their places (ns)",
     "arrival_gaps_p": "arrival gaps as drawn (p)",
@@ -33,7 +38,7 @@ CHECK_NAMES = {
 def audits_section(result: RaceResult) -> Section:
     cells = [cell for _, cell in _in_order(result)]
     findings = [finding for cell in cells for finding in cell.findings]
-    blocks: list[Block] = [_tally(cells, len(findings)), *_stopped(result)]
+    blocks: list[Block] = [_tally(cells, len(findings)), *_client(result), *_stopped(result)]
     if findings:
         blocks.append(_by_check(findings))
         blocks.append(Fold("Every audit of every cell, the failed ones first", (_every_audit(result),)))
@@ -55,6 +60,34 @@ def _tally(cells: Sequence[CellResult], audits: int) -> Paragraph:
     if unstable:
         words.append(f"With a growing backlog, which counts against the engine: {unstable}.")
     return Paragraph(" ".join(words), "warn" if lost else "good")
+
+
+def _client(result: RaceResult) -> Iterator[Block]:
+    """The floor under all latencies: the client's own errors, measured before the race."""
+    calibration = result.notes.calibration
+    if calibration is None:
+        yield Paragraph("The client's own errors were not measured before this race.", "soft")
+        return
+    yield Paragraph(calibration.verdict.words, "" if calibration.verdict.ok else "bad")
+    head = (
+        "requests/s",
+        "tokens/s",
+        "requests",
+        "TTFT error p50 / p99, ms",
+        "gap error p50 / p99, ms",
+        "late p99, ms",
+        "core",
+    )
+    rows = tuple(
+        (
+            figure(floor.rate_rps), figure(floor.chunks_per_s), str(floor.requests),
+            f"{figure(floor.ttft_p50_ms)} / {figure(floor.ttft_p99_ms)}",
+            f"{figure(floor.gap_p50_ms)} / {figure(floor.gap_p99_ms)}", figure(floor.lag_p99_ms),
+            share_words(floor.cpu),
+        )
+        for floor in calibration.floors
+    )  # fmt: skip
+    yield Fold("The client's calibration", (Table(head, rows, numeric=tuple(range(7))),))
 
 
 def _stopped(result: RaceResult) -> Iterator[Table]:

@@ -111,7 +111,7 @@ def workload_section(result: RaceResult) -> Section:
         ("as counted", _counted_words(result)),
         ("answers", answer_words(scenario.workload)),
         *(("of its files", sentence) for sentence in result.notes.told),
-        ("arrivals", arrival_words(scenario.arrivals)),
+        ("arrivals", _load_words(scenario)),
         ("caches", "warm: shared beginnings may be reused" if scenario.cache == "warm" else "cold"),
         ("cells", _cell_words(scenario)),
         ("order", _order_words(result)),
@@ -175,6 +175,16 @@ def with_seed(command: str, seed: int) -> str:
         elif not word.startswith(("--out=", "--seed=")):
             kept.append(word)
     return f"{shlex.join(kept)} --seed {seed}"
+
+
+def _load_words(scenario: Scenario) -> str:
+    """When requests were sent, and by how many processes."""
+    load = scenario.load
+    crew = f", sent by {load.workers} load processes" if load.workers > 1 else ""
+    if load.closed is None:
+        return arrival_words(scenario.arrivals) + crew
+    think = f", {load.think_s:g} s of thinking after each answer" if load.think_s else ""
+    return f"closed loop: {load.closed.concurrency} requests in flight{think}; what is offered depends on the engine"
 
 
 def _cell_words(scenario: Scenario) -> str:

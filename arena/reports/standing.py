@@ -15,6 +15,11 @@ from arena.reports.wording import and_words, interval_words, milliseconds, rate_
 def plain_words(result: RaceResult) -> tuple[str, ...]:
     """What the race says, for somebody who knows none of it."""
     slo = result.scenario.slo
+    if not result.notes.searched:
+        return (
+            f"The question: what share of the requests gets its first word within {_time_words(slo.ttft_ms)}, and the "
+            f"rest at no more than {slo.tpot_ms:g} ms a token, at a rate that was given? No higher one was looked for.",
+        )
     best = result.engines[0] if result.engines else None
     meaning = (
         f"The question: how many requests a second can each engine take, while {slo.percentile:g} of 100 of them get "

@@ -21,8 +21,10 @@ from arena.judging.ranking import compare_all, rank_sets
 from arena.judging.results import CellResult, EngineNotes, EngineResult, RaceResult, RunNotes, Sample
 from arena.judging.search import Knee, estimate
 from arena.judging.traces import Course, Flow, Traces
+from arena.load.calibration import Budget, Calibration, Floor
+from arena.race import tuning
 from arena.race.scenario import parse
-from arena.race.tuning import Budget, Trial, Tuning
+from arena.race.tuning import Trial, Tuning
 
 SCENARIO = parse(
     """
@@ -37,12 +39,22 @@ slo: {ttft_ms: 1000, tpot_ms: 60}
 SLO, SETTINGS = SCENARIO.slo, SCENARIO.settings
 WARMUP_S, WINDOW_S = 5.0, 60.0
 
+CALIBRATION = Calibration(
+    asked_rps=128,
+    budget=Budget.of(slo_ttft_ms=SLO.ttft_ms, slo_tpot_ms=SLO.tpot_ms),
+    floors=(
+        Floor(
+            rate_rps=128, chunks_per_s=8192, requests=192, ttft_p50_ms=0.06, ttft_p99_ms=0.44, gap_p50_ms=0.02,
+            gap_p99_ms=0.31, lag_p99_ms=0.29, cpu=0.41,
+        ),
+    ),
+)  # fmt: skip
 DEPTH = Knob(option="max_num_seqs", meaning="batch depth", values=(4, 8, 16, 32, 64))
 TUNING = Tuning(
     engine="vllm",
     knobs=(DEPTH,),
     start={"max_num_seqs": 16},
-    budget=Budget(cells=20),
+    budget=tuning.Budget(cells=20),
     trials=tuple(
         Trial(settings={"max_num_seqs": depth}, goodput_rps=rate, lo=rate * 0.8, hi=rate * 1.2, cells=4, seconds=60.0)
         for depth, rate in ((4, 1.41), (8, 2.0), (16, 2.83), (32, 2.38), (64, 1.19))
@@ -229,6 +241,7 @@ def _judged(
             scenario=SCENARIO,
             quick=quick,
             order=tuple(kind.name for kind in kinds),
+            calibration=CALIBRATION,
             command="goodgate arena run chat --engines native,openvino,vllm,llama_cpp -o llama_cpp.quantization=q8_0",
         ),
         engines=tuple(engines),

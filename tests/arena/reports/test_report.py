@@ -9,6 +9,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -18,7 +19,7 @@ from arena.judging.ranking import RankSet
 from arena.judging.results import CellResult, EngineNotes, EngineResult, RaceResult, RunNotes, Sample, summary
 from arena.judging.search import Goodput, estimate
 from arena.judging.stats import Verdict
-from arena.race.scenario import parse
+from arena.race.scenario import Load, parse
 from arena.reports.compare import compare_races
 from arena.reports.evidence import evidence
 from arena.reports.markdown import markdown
@@ -171,6 +172,26 @@ def test_failed_audits_and_cells_that_are_not_believed_come_first() -> None:
     audits = text.partition("Every audit of every cell")[2]
     assert "Not believed, and in no figure: 1." in text
     assert audits.index("client on time (p99 lag, ms) 12 (limit 10)") < audits.index("client on time (p99 lag, ms) 0.4")
+
+
+def test_the_clients_own_errors_are_told_or_that_nobody_measured_them() -> None:
+    known = markdown(document_of(synthetic_race()))
+    assert "the client's error was at p99 0.44 ms of TTFT" in known
+    assert "| 0.06 / 0.44 | 0.02 / 0.31 | 0.29 | 41 % |" in known
+    assert "The client's own errors were not measured before this race." in markdown(document_of(race(engine("a"))))
+
+
+def test_a_race_at_a_given_rate_and_a_closed_loop_are_not_told_as_a_search() -> None:
+    given = race(engine("a"))
+    given = replace(given, notes=msgspec.structs.replace(given.notes, searched=False))
+    assert "No higher one was looked for." in plain_words(given)[0]
+    assert len(plain_words(given)) == 1
+    load = Load(kind="closed", concurrency=4, think_s=0.5)
+    scenario = msgspec.structs.replace(SCENARIO, load=load)
+    closed = replace(given, notes=msgspec.structs.replace(given.notes, scenario=scenario))
+    text = markdown(document_of(closed))
+    assert "closed loop: 4 requests in flight, 0.5 s of thinking after each answer" in text
+    assert "open loop, one seeded" not in text
 
 
 def test_the_page_the_markdown_and_the_json_say_the_same(tmp_path: Path) -> None:
