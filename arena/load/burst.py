@@ -171,7 +171,9 @@ async def _ask(client: aiohttp.ClientSession, body: bytes) -> Answer:
     try:
         return await _read_answer(client, body)
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise EngineError(f"The engine did not answer: {error or type(error).__name__}; look at its log.") from error
+        raise EngineError(
+            f"The engine did not answer: {str(error) or type(error).__name__}; look at its log."
+        ) from error
 
 
 async def _read_answer(client: aiohttp.ClientSession, body: bytes) -> Answer:

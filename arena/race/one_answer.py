@@ -54,8 +54,10 @@ async def ask(client: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) 
                 at_s = time.monotonic() - started
                 for event in splitter.feed(data):
                     reading.take(event.data, at_s)
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise EngineUnavailable(f"{url} broke off: {error or type(error).__name__}.") from error
+    except TimeoutError as error:
+        raise EngineUnavailable(f"{url} did not answer within {time.monotonic() - started:.1f} s.") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise EngineUnavailable(f"{url} broke off: {str(error) or type(error).__name__}.") from error
     if not reading.has_ended:
         raise EngineProtocolError(f"{url} ended an answer without a finish reason and without [DONE].")
     return reading.answer()

@@ -282,3 +282,9 @@ async def test_an_answer_that_just_stops_is_told_before_the_race_and_not_counted
             await probe(url, model="m", prompt=PROMPT)
         with pytest.raises(EngineError, match="None of 2 simultaneous requests"):
             await warm_up(Target(url, "m", "x"), lambda seq: PROMPT, 2, timeout_s=5)
+
+
+async def test_an_answer_that_takes_too_long_is_told_with_its_time_and_not_as_a_nameless_break() -> None:
+    async with engine(pace_s=5) as (url, _):
+        with pytest.raises(EngineError, match=r"did not answer within 0\.\d s"):
+            await warm_up(Target(url, "m", "e"), lambda seq: PROMPT, 2, timeout_s=0.3)
