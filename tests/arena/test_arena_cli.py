@@ -165,7 +165,7 @@ def test_ctrl_c_leaves_a_readable_partial_result(server: str, scenario: Path, tm
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["run", "chta"], "There is no scenario 'chta'; choose one of: chat"),
+        (["run", "chta"], "There is no scenario 'chta'; choose one of: "),
         (["run", "nowhere.yaml"], "There is no file nowhere.yaml"),
         (["run", "chat", "--engines", "vlmm"], "There is no engine 'vlmm'. Did you mean 'vllm'?"),
         (["run", "chat", "--engines", "vllm"], "is not installed: run `goodgate engines install vllm`"),
