@@ -245,6 +245,8 @@ class _Connection(asyncio.Protocol):
         self._timers.append(self._loop.call_at(start + end_ms / 1e3 + 1e-6, self._finish))
 
     def _leave(self, data: bytes) -> None:
+        if self._transport.is_closing():  # whoever asked has gone
+            return
         self._record.left_ns.append(time.monotonic_ns())
         self._transport.write(data)
 

@@ -241,14 +241,10 @@ async def test_workers_of_another_host_send_their_rows_over_the_wire(engine: Run
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    enlistment = msgspec.json.encode(words.Enlistment("127.0.0.1", port)) + b"\n"
     workers = []
     for _ in range(2):
-        argv = (sys.executable, "-m", "arena.load.load_worker")
-        workers.append(await asyncio.create_subprocess_exec(*argv, stdin=asyncio.subprocess.PIPE))
-        stdin = workers[-1].stdin
-        assert stdin is not None
-        stdin.write(enlistment)
+        command = ("-m", "arena.commands.cli", "worker", "--master", f"127.0.0.1:{port}", "--cells", "1")
+        workers.append(await asyncio.create_subprocess_exec(sys.executable, *command))
     plan = plan_of([(20.0 * index, ONE_TOKEN) for index in range(30)], cell_id="abroad")
     path = tmp_path / "abroad.jsonl"
     crew = Crew(workers=2, port=port, starts_workers=False)
