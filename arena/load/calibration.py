@@ -82,6 +82,11 @@ class Floor(Struct, frozen=True, kw_only=True):
         return self.chunks_per_s / self.cpu if self.cpu > 0 else None
 
 
+def worst_floor_ms(*known: Calibration | None) -> float:
+    """The largest error that clients had, of any latency; 0 where nobody was calibrated."""
+    return max((found.floor_ms(metric) for found in known if found for metric in ("ttft", "gap")), default=0.0)
+
+
 class CalibrationFailed(Exception):
     """The scripted engine could not be measured at all; one sentence says why."""
 

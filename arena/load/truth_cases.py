@@ -8,6 +8,7 @@ client that hides. `arena.judging.load_truth` judges the rows by the same views 
 from __future__ import annotations
 
 import heapq
+import statistics
 from collections.abc import Sequence
 
 import msgspec
@@ -16,13 +17,13 @@ import numpy as np
 from arena.load import scripted_engine as scripted
 from arena.load.arrivals import SECOND_NS, poisson, seed_sequence
 from arena.load.plan import CellPlan, PlannedRequest
-from arena.load.scripted_engine import DONE, Script, Step, finish_event, text_event, usage_event
+from arena.load.scripted_engine import DONE, Log, Script, Step, finish_event, text_event, usage_event
 
 MS = 1_000_000
 ENDING = finish_event() + DONE
 
 ROLE_FIRST = Script(steps=[Step(0, scripted.role_event()), Step(200, text_event("Hi")), Step(201, ENDING)])
-ROLE_FIRST_TTFT_MS = 200.0
+ROLES = range(20)  # requests of `answers_plan` that are answered so
 
 FOUR_TOKENS_MS = 10.0  # a token; four of them every 40 ms
 FOUR_A_CHUNK = Script(
@@ -65,8 +66,14 @@ def plan_of(cell_id: str, scripts: Sequence[Script], times_ns: Sequence[int]) ->
 
 def answers_plan() -> CellPlan:
     """Answers that are easily misread, one every 20 ms."""
-    scripts = [ROLE_FIRST] * 20 + [FOUR_A_CHUNK] * 20 + [ONE_TOKEN] * NUM_ONE_TOKEN
+    scripts = [ROLE_FIRST] * len(ROLES) + [FOUR_A_CHUNK] * 20 + [ONE_TOKEN] * NUM_ONE_TOKEN
     return plan_of("answers", scripts, [20 * MS * index for index in range(len(scripts))])
+
+
+def true_role_ttft_ms(log: Log) -> float:
+    """By the engine's own stamps, since a busy machine delays it, too: from a request's last byte to its first text."""
+    records = [log.requests[f"answers-{seq}"] for seq in ROLES]
+    return statistics.median((record.left_ns[1] - record.received_ns) / MS for record in records)
 
 
 def failures_plan() -> CellPlan:

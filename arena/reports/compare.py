@@ -20,6 +20,7 @@ from arena.judging.pairs import Paired, paired
 from arena.judging.results import EngineResult, RaceResult
 from arena.judging.search import Knee, probability_better
 from arena.judging.trends import change_words
+from arena.load.calibration import worst_floor_ms
 from arena.race.config import fingerprint
 
 
@@ -72,13 +73,30 @@ def _change(
     ]
     better = probability_better(*knees)
     return Change(
-        name, old, new, round(better, 4), change_words(better), same_machine, _request_by_request(before, after, second)
+        name,
+        old,
+        new,
+        round(better, 4),
+        change_words(better),
+        same_machine,
+        _request_by_request(before, after, first, second),
     )
 
 
-def _request_by_request(before: EngineResult, after: EngineResult, later: RaceResult) -> tuple[Paired, ...]:
-    scenario = later.scenario
-    found = paired("after", after.cells, "before", before.cells, scenario.slo, confidence=scenario.confidence)
+def _request_by_request(
+    before: EngineResult, after: EngineResult, first: RaceResult, second: RaceResult
+) -> tuple[Paired, ...]:
+    """No latency counts as another that differs by less than the client's own error in either race."""
+    scenario = second.scenario
+    found = paired(
+        "after",
+        after.cells,
+        "before",
+        before.cells,
+        scenario.slo,
+        confidence=scenario.confidence,
+        floor_ms=worst_floor_ms(first.notes.calibration, second.notes.calibration),
+    )
     return tuple(found) if found[0].requests else ()
 
 

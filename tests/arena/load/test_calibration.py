@@ -14,6 +14,7 @@ from arena.load.calibration import (
     calibrate,
     floor_of,
     misses,
+    worst_floor_ms,
 )
 from arena.load.truth import Truth
 
@@ -91,3 +92,11 @@ async def test_rates_are_lowered_until_the_budget_is_met_and_each_floor_is_kept(
     found = await calibrate(demand, impossible, window_s=0.5)
     assert [each.rate_rps for each in found.floors] == [40, 10, 2.5]
     assert not found.verdict.ok
+
+
+def test_the_floor_of_two_races_is_the_worse_and_of_none_nothing() -> None:
+    calm = Calibration(asked_rps=75, budget=BUDGET, floors=(floor(75, ttft=0.3, gap=0.1),))
+    busy = Calibration(asked_rps=75, budget=BUDGET, floors=(floor(75, ttft=0.4, gap=0.7),))
+    assert worst_floor_ms(calm, busy) == 0.7
+    assert worst_floor_ms(calm, None) == 0.3
+    assert worst_floor_ms(None, None) == 0.0
