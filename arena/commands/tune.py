@@ -66,10 +66,12 @@ def tune(
     with errors():
         loaded = load(scenario, quick=quick, model=None)
         chosen = merged(loaded.scenario.options, engine_options(option or []))
-        contenders = launched([engine], loaded.scenario.model, chosen)
-        refuse_idle_options(engine_options(option or []), contenders)
         knobs = knobs_of(engine)
         swept = swept_knob(engine, knobs, sweep)
+        contenders = launched([engine], loaded.scenario.model, chosen)  # tells it where the engine cannot be started
+        refuse_idle_options(engine_options(option or []), contenders)
+        if not knobs:
+            raise Misuse(f"The engine {engine!r} declares no knobs to turn; set its launch options with --option.")
         card = card_of(loaded, contenders, out, quick=quick, seed=seed, suffix=f"tune-{engine}")
         console = Console(stderr=as_json)
         budget = budget_of(cells, minutes, sweeps=len(swept.values) if swept else 0)
@@ -117,9 +119,7 @@ def knobs_of(engine: str) -> tuple[Knob, ...]:
 
 
 def swept_knob(engine: str, knobs: tuple[Knob, ...], option: str | None) -> Knob | None:
-    if not knobs:
-        raise Misuse(f"The engine {engine!r} declares no knobs to turn; set its launch options with --option.")
-    if option is None:
+    if option is None or not knobs:
         return None
     for knob in knobs:
         if knob.option == option:

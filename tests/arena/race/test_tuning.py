@@ -13,12 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from adapters.config import goodgate_home
 from adapters.launching.knobs import Knob
 from adapters.launching.launch import EngineProcess, Launchable, LaunchSpec, free_port
 from adapters.option_errors import read_options
 from adapters.registry import adapter_class
+from arena.commands.cli import app
 from arena.commands.common import Misuse
 from arena.commands.tune import budget_of, knobs_of, swept_knob
 from arena.race.bakeoff import Contender
@@ -150,8 +152,6 @@ def test_every_engine_that_is_started_here_declares_knobs_that_its_launch_takes(
 def test_a_knob_that_an_engine_does_not_have_is_refused_with_those_that_it_has() -> None:
     with pytest.raises(Misuse, match=r"--sweep deep: the knobs of e are depth, chunk\."):
         swept_knob("e", (DEPTH, CHUNK), "deep")
-    with pytest.raises(Misuse, match="declares no knobs"):
-        swept_knob("e", (), None)
     assert budget_of(None, 5).cells is None
     assert budget_of(None, None).cells == 24
 
@@ -164,6 +164,28 @@ def test_a_trial_differs_from_its_race_in_length_alone() -> None:
     assert (trial.search.max_cells, trial.rounds, trial.restart) == (3, 1, "never")
     same = {"workload", "slo", "cell", "arrivals", "cache", "model"}
     assert all(getattr(trial, name) == getattr(scenario, name) for name in same)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["tune", "vlm"], "vllm"),
+        (["tune", "sglang"], "cannot be started from here"),
+        (["tune", "native", "--sweep", "depth"], "--sweep depth: the knobs of native are max_num_seqs"),
+        (["run", "chat", "--tune-cells", "8", "--targets", "x=http://127.0.0.1:1"], "are the budget of --tune"),
+        (["run", "chat", "--tune", "--targets", "x=http://127.0.0.1:1"], "knobs of engines that the race starts"),
+    ],
+)
+def test_misuse_is_told_in_a_sentence_before_anything_is_started(
+    arguments: list[str], told: str, tmp_path: Path
+) -> None:
+    """The model need not be there: what can be told without it is."""
+    (tmp_path / "models").mkdir()
+    ran = CliRunner().invoke(
+        app, [*arguments, "--out", str(tmp_path / "out")], env={"GOODGATE_HOME": str(tmp_path), "COLUMNS": "400"}
+    )
+    assert ran.exit_code == 2, ran.output
+    assert told in " ".join(ran.output.split())
 
 
 @pytest.mark.slow
