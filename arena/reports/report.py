@@ -62,7 +62,8 @@ def render(result: RaceResult) -> str:
 
 
 def document_of(result: RaceResult) -> Document:
-    sections = (ranking_section(result), *_measured(result), *_about(result))
+    answer = (ranking_section(result),) if result.notes.searched else ()
+    sections = (*answer, *gateway_section(result), *_measured(result), *_about(result))
     scenario = result.scenario
     return Document(
         title=headline(result),
@@ -116,7 +117,6 @@ def _measured(result: RaceResult) -> Iterator[Section]:
 def _about(result: RaceResult) -> tuple[Section, ...]:
     return (
         *economy_section(result),
-        *gateway_section(result),
         engines_section(result),
         workload_section(result),
         host_section(result),

@@ -67,7 +67,10 @@ def test_pairs_run_in_alternating_order_and_the_difference_is_told_with_its_repo
     with Store(out / "arena.duckdb", read_only=True) as store:
         order = [row["engine_id"] for row in store.query("SELECT engine_id FROM cells ORDER BY slot")]
     assert order[:4] == ["one", "one-via-gateway", "one-via-gateway", "one"]
-    assert "What the gateway adds to one" in (out / "report.html").read_text()
+    report = (out / "report.md").read_text()
+    assert "The gateway adds +" in report.splitlines()[0] + report.splitlines()[2]
+    assert "What the gateway adds to one" in report
+    assert "one carries" not in report  # nobody has looked for the rate that it carries
     assert arena("check", str(out)).returncode == 0
 
 
