@@ -92,6 +92,7 @@ def host_facts() -> dict[str, Any]:
     return {
         "os": platform.platform(),
         "cpu": _cpu_model(),
+        **gpu_facts(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_1m": round(os.getloadavg()[0], 2),
@@ -100,6 +101,14 @@ def host_facts() -> dict[str, Any]:
         "locust": _version("locust"),
         "duckdb": _version("duckdb"),
     }
+
+
+def gpu_facts(folder: Path = Path("/proc/driver/nvidia/gpus")) -> dict[str, str]:
+    """NVIDIA's cards as their driver names them; nothing where there is no driver."""
+    lines = [line for file in sorted(folder.glob("*/information")) for line in file.read_text().splitlines()]
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    counted = [f"{names.count(name)} x {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)]
+    return {"gpu": ", ".join(counted)} if counted else {}
 
 
 def clock_facts() -> dict[str, Any]:
@@ -147,5 +156,6 @@ def _version(package: str) -> str:
 
 def fingerprint(host: Mapping[str, Any]) -> str:
     """Short name of a kind of machine: evidence from another kind says little about this one."""
-    identity = f"{host.get('cpu')}|{host.get('cores')}|{host.get('memory_gib')}"
+    parts = [host.get("cpu"), host.get("cores"), host.get("memory_gib"), *filter(None, [host.get("gpu")])]
+    identity = "|".join(map(str, parts))
     return hashlib.sha256(identity.encode()).hexdigest()[:12]
