@@ -23,7 +23,7 @@ SCENARIO = """
 name: scripted
 model: fake
 workload: {kind: synthetic, prompt: {kind: fixed, tokens: 20}, output: {kind: fixed, tokens: 8}}
-slo: {ttft_ms: 2000, tpot_ms: 100}
+slo: {ttft_ms: 30000, tpot_ms: 500}
 search: {start_rps: 4, step: 2, stride: 1, max_rps: 200, max_cells: 2, max_replicates: 1, burst: 4}
 cell: {warmup_s: 0.1, duration_s: 1.5, settle_s: 1.5}
 """
@@ -42,7 +42,7 @@ def server() -> Iterator[str]:
 def test_events_tell_the_race_and_the_page_shows_the_rows_that_were_judged(server: str, tmp_path: Path) -> None:
     scenario, out = tmp_path / "scripted.yaml", tmp_path / "race"
     scenario.write_text(SCENARIO)
-    options = ["--targets", f"one={server}", "--out", str(out), "--events", "--web", "0"]
+    options = ["--targets", f"one={server}", "--out", str(out), "--events", "--web", "0", "--no-calibration"]
     command = [sys.executable, "-m", "arena.commands.cli", "run", str(scenario), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -56,7 +56,7 @@ def test_events_tell_the_race_and_the_page_shows_the_rows_that_were_judged(serve
             if events[-1]["event"] == "cell_judged" and not shown:
                 shown = shown_of(url, events[-1]["cell"], len(rows_of(out, events[-1]["cell"])))
         process.stderr.read()
-    assert process.returncode == 0
+    assert process.returncode == 0, events[-1]
     judged = [event for event in events if event["event"] == "cell_judged"]
     assert [event["engine"] for event in judged] == ["one"] * len(judged)
     assert {event["event"] for event in events} >= {"engine_starting", "engine_ready", "cell_starting", "result"}
