@@ -30,7 +30,7 @@ from arena.outside.tools import TOOLS, Tool  # noqa: E402
 from arena.race.probe import probe, warm_up  # noqa: E402
 from gateway.commands.marked_page import placed  # noqa: E402
 
-RATE_RPS, OUTPUT_TOKENS = 2.0, 32  # of the real engine: far below what two cores carry, so that no queue is measured
+RATE_RPS, OUTPUT_TOKENS = 1.0, 32  # of the real engine: far below what two cores carry, so that no queue is measured
 WARM_UP_REQUESTS = 8
 
 
@@ -50,12 +50,17 @@ def main() -> None:
                 requests=options.requests,
                 say=say,
             )
-            text = "\n\n".join([*scripted(tools, bench), asyncio.run(real(options.engine, tools, bench))])
-        if options.write is not None:
-            options.write.write_text(placed(options.write.read_text(), "outside-check", text))
+            show(options.write, "outside-scripted", "\n\n".join(scripted(tools, bench)))
+            show(options.write, "outside-real", asyncio.run(real(options.engine, tools, bench)))
     except GoodgateError as error:
         sys.exit(f"outside_check: {error.message}")
-    print(text)
+
+
+def show(page: Path | None, place: str, text: str) -> None:
+    """Print it, and put it into the page as soon as it is known: what comes later may fail."""
+    print(text, flush=True)
+    if page is not None:
+        page.write_text(placed(page.read_text(), place, text))
 
 
 def read_options() -> argparse.Namespace:
@@ -63,14 +68,14 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page, between its marks")
     parser.add_argument("--rounds", type=int, default=2, help="each tool measures so often, in alternating order")
     parser.add_argument("--requests", type=int, default=60, help="requests of one run")
-    parser.add_argument("--engine", default="native", help="the real engine, which is started here")
+    parser.add_argument("--engine", default="openvino", help="the real engine, which is started here")
     names = ",".join(tool.name for tool in TOOLS)
     parser.add_argument("--tools", help=f"only these, with commas between: {names}")
     return parser.parse_args()
 
 
 def scripted(tools: list[Tool], bench: Bench) -> Iterator[str]:
-    yield f"### An engine whose truth is known\n\n{bench.requests} requests a run, 10 a second, {times(bench.rounds)}."
+    yield f"{bench.requests} requests a run, 10 a second, {times(bench.rounds)}."
     with scripted_engine.running() as engine:
         for case in CASES:
             yield f"{case.title}:\n\n{table(against_truth(engine, case, tools, bench), versions(tools))}"
@@ -84,7 +89,7 @@ async def real(name: str, tools: list[Tool], bench: Bench) -> str:
             against_engine, process.url, found.model, tools, bench, rate_rps=RATE_RPS, tokens=OUTPUT_TOKENS
         )
     return (
-        f"### The {name} engine\n\n{bench.requests} requests a run, {RATE_RPS:g} a second, prompts of 121 words, "
+        f"The engine is `{name}`: {bench.requests} requests a run, {RATE_RPS:g} a second, prompts of 121 words, "
         f"{OUTPUT_TOKENS} output tokens, {times(bench.rounds)}. What ours stamped stands for the truth.\n\n"
         f"{table(runs, versions(tools))}"
     )

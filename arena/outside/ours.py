@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from arena.load import spool as spools
 from arena.load.arrivals import seed_sequence
 from arena.load.loadgen import run_cell
 from arena.load.plan import STREAM_WITH_USAGE, CellPlan, Prompt, Target, build_plan
 from arena.load.spec import Constant
+from arena.load.spool import RequestRow
 from arena.outside.answers import from_spool
 from arena.outside.definitions import Answer, throughput
 from arena.outside.tools import Claims, Load, ToolFailed
@@ -28,9 +30,17 @@ def measure(load: Load, folder: Path) -> tuple[Claims, list[Answer]]:
     target = Target(load.url, load.model, "engine", fields={**STREAM_WITH_USAGE, "ignore_eos": True})
     run = asyncio.run(run_cell(plan, target, folder / "cell.jsonl"))
     if run.aborted is not None or run.ok != len(load.prompts):
-        raise ToolFailed(f"Goodgate got {run.ok} of {len(load.prompts)} answers: {run.aborted or 'see its rows'}.")
+        raise ToolFailed(
+            f"Goodgate got {run.ok} of {len(load.prompts)} answers: {run.aborted or _first_failure(run.spool)}."
+        )
     answers = from_spool(run.spool)
     return _claims(plan, run.spool, folder, answers), answers
+
+
+def _first_failure(spool: Path) -> str:
+    rows = (row for row in spools.read_rows(spool) if isinstance(row, RequestRow) and row.measured)
+    failed = next(row for row in rows if row.status != "ok")
+    return f"the first failure was {failed.status}, {failed.err_class} {failed.err_message or ''}".strip()
 
 
 def _plan(load: Load) -> CellPlan:
