@@ -50,7 +50,9 @@ class Demand(Struct, frozen=True, kw_only=True):
 
 
 class Budget(Struct, frozen=True, kw_only=True):
-    """How wrong the client may be at p99, in ms: a hundredth of the limit that is judged, and at least one."""
+    """How wrong the client may be at p99, in ms, and at least by one: a hundredth of the TTFT limit; of a single gap a
+    tenth of the TPOT limit, since a TPOT is the mean of many gaps.
+    """
 
     ttft_ms: float
     gap_ms: float
@@ -59,7 +61,7 @@ class Budget(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, *, slo_ttft_ms: float, slo_tpot_ms: float) -> Budget:
         budget_ms = lag_budget_ms(slo_ttft_ms)
-        return cls(ttft_ms=budget_ms, gap_ms=lag_budget_ms(slo_tpot_ms), lag_ms=budget_ms)
+        return cls(ttft_ms=budget_ms, gap_ms=max(1.0, 0.1 * slo_tpot_ms), lag_ms=budget_ms)
 
 
 class Floor(Struct, frozen=True, kw_only=True):

@@ -28,12 +28,13 @@ def floor(rate_rps: float, *, ttft: float = 0.3, gap: float | None = 0.2, lag: f
     )  # fmt: skip
 
 
-def test_a_budget_is_a_hundredth_of_the_limit_and_at_least_a_millisecond() -> None:
-    assert (BUDGET.ttft_ms, BUDGET.gap_ms, BUDGET.lag_ms) == (5.0, 1.0, 5.0)
+def test_a_budget_is_a_share_of_the_limit_and_at_least_a_millisecond() -> None:
+    assert (BUDGET.ttft_ms, BUDGET.gap_ms, BUDGET.lag_ms) == (5.0, 5.0, 5.0)
+    assert Budget.of(slo_ttft_ms=20, slo_tpot_ms=2) == Budget(ttft_ms=1.0, gap_ms=1.0, lag_ms=1.0)
 
 
 def test_the_floor_is_that_of_the_highest_rate_within_the_budget() -> None:
-    found = Calibration(asked_rps=300, budget=BUDGET, floors=(floor(300, gap=3.0), floor(75), floor(20, ttft=0.1)))
+    found = Calibration(asked_rps=300, budget=BUDGET, floors=(floor(300, gap=30.0), floor(75), floor(20, ttft=0.1)))
     assert found.floor.rate_rps == 75
     assert found.verdict.ok
     assert "2400 tokens/s (cells may ask for more" in found.verdict.words
@@ -48,10 +49,10 @@ def test_a_difference_within_the_clients_own_error_is_not_claimed() -> None:
 
 
 def test_a_client_that_is_late_at_every_rate_is_refused_with_its_errors() -> None:
-    found = Calibration(asked_rps=300, budget=BUDGET, floors=(floor(300, lag=40), floor(4, ttft=9.0, gap=2.5, lag=8)))
+    found = Calibration(asked_rps=300, budget=BUDGET, floors=(floor(300, lag=40), floor(4, ttft=9.0, gap=6.5, lag=8)))
     assert not found.verdict.ok
     assert "even at 4 requests/s" in found.verdict.words
-    for figure in ("9.00 ms, allowed 5.00", "2.50 ms, allowed 1.00", "8.00 ms, allowed 5.00"):
+    for figure in ("9.00 ms, allowed 5.00", "6.50 ms, allowed 5.00", "8.00 ms, allowed 5.00"):
         assert figure in found.verdict.words
 
 
