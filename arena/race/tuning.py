@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -222,18 +222,13 @@ def trial_of(engine: EngineResult, settings: dict[str, int], seconds: float) -> 
 
 def trial_card(card: RaceCard, contender: Contender, cells: int, out: Path) -> RaceCard:
     """The race of one trial: this engine alone, once through, in so many cells; seed and plans as in all others."""
-    return RaceCard(
+    return replace(
+        card,
         run_id=f"{card.run_id}-{out.name}",
-        started_utc=card.started_utc,
-        seed=card.seed,
         scenario=trial_scenario(card.scenario, cells),
-        quick=card.quick,
         contenders=[contender],
         out=out,
-        host=card.host,
-        material=card.material,
-        git_sha=card.git_sha,
-        command=card.command,
+        calibrates=False,  # the client is the same in all trials, and the race that follows asks it
     )
 
 
