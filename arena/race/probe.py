@@ -114,6 +114,8 @@ async def probe(
         is_exact = "ignore_eos" not in wishes or answer.tokens in (None, PROBE_TOKENS)
         min_tokens = None if is_exact else await _keeps_min_tokens(client, url, {**plain, **granted})
         again = await _try(client, url, {**plain, **granted, **(COUNTED if "stream_options" in granted else {})})
+        if again is None:  # refused: the same prompt a second time is asked for all the same
+            again = await _try(client, url, {**plain, **granted})
         counts_events = again is not None and again.pieces > 0 and again.counted_pieces == again.pieces
         if counts_events and _sends_several(answer):
             granted = {**granted, **COUNTED}

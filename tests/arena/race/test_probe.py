@@ -111,6 +111,16 @@ async def test_an_engine_that_sends_several_tokens_an_event_is_asked_to_count_th
     assert found.fields["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
 
 
+async def test_an_engine_that_refuses_usage_in_events_is_still_asked_whether_it_caches() -> None:
+    def strict(body: dict[str, Any]) -> str | None:
+        return "unknown field" if "continuous_usage_stats" in body.get("stream_options", {}) else None
+
+    async with engine(refuses=strict) as (url, _):
+        found = await probe(url, model="m", prompt=PROMPT)
+    assert (found.refused, found.capabilities.counts_events, found.capabilities.caches) == ((), False, False)
+    assert found.fields["stream_options"] == {"include_usage": True}
+
+
 @pytest.mark.replay("R15")
 async def test_an_engine_that_ends_its_answers_early_is_found_and_asked_whether_min_tokens_would_help() -> None:
     def ends_early(body: dict[str, Any]) -> list[str]:
