@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from adapters.errors import EngineUnavailable
@@ -22,6 +23,16 @@ def bare_environment() -> dict[str, str]:
     """The least of our environment, for a program that should see no key that is not meant for it."""
     names = (*_FOR_CHILDREN, *_PROXIES, *map(str.lower, _PROXIES))
     return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def whole_environment(settings: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Our environment as it is, with `settings` over it: for installers, which need what the user has set for them."""
+    return {**os.environ, **(settings or {})}
+
+
+def variable(name: str) -> str:
+    """What one environment variable holds; empty where it is not set."""
+    return os.environ.get(name, "")
 
 
 def secret(variable: str) -> str:

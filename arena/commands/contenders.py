@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -14,7 +13,7 @@ import typer
 import yaml
 from msgspec import Meta
 
-from adapters.config import goodgate_home
+from adapters.config import goodgate_home, variable
 from adapters.registry import adapter_class
 from arena.commands.common import Misuse
 
@@ -140,10 +139,10 @@ def refuse_restarts(scenario: Scenario, contenders: list[Contender]) -> None:
             )
 
 
-def api_key(variable: str) -> str:
-    key = os.environ.get(variable, "")
+def api_key(name: str) -> str:
+    key = variable(name)
     if not re.fullmatch(r"[\x21-\x7e]+", key):
-        raise Misuse(f"--api-key-env: the variable {variable} holds no key.")
+        raise Misuse(f"--api-key-env: the variable {name} holds no key.")
     return key
 
 

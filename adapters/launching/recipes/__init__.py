@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from adapters.config import whole_environment
 from adapters.errors import GoodgateError
 from adapters.launching.launch import Installation
 
@@ -94,7 +95,7 @@ class Environment:
             log.flush()
             began = log.tell()
             result = subprocess.run(
-                command, stdout=log, stderr=subprocess.STDOUT, check=False, env={**os.environ, **(settings or {})}
+                command, stdout=log, stderr=subprocess.STDOUT, check=False, env=whole_environment(settings)
             )
             log.seek(began)
             output = log.read().decode("utf-8", "replace")
