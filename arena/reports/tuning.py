@@ -17,7 +17,7 @@ from adapters.launching.knobs import Knob
 from arena.race.tuning import Trial, Tuning, peak_words
 
 WIDTH, HEIGHT = 640, 360
-LEFT, RIGHT, TOP, BOTTOM = 62, 24, 66, 52
+LEFT, RIGHT, TOP, BOTTOM = 62, 24, 92, 52
 STYLE = """
     .ground { fill: #ffffff } .text { fill: #1c2733 } .small { fill: #51606e; font-size: 12px }
     .axis { stroke: #d5dce2; stroke-width: 1 } .line { fill: none; stroke: #0072b2; stroke-width: 2 }
@@ -95,7 +95,7 @@ def _frame(curve: list[Trial], knob: Knob) -> Iterator[str]:
         x = _x(trial, curve, knob)
         value = trial.settings[knob.option]
         yield f'<text class="small" x="{x:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{value}</text>'
-    yield f'<text class="small" x="{LEFT - 46}" y="{TOP - 6}">requests/s within the limits</text>'
+    yield f'<text class="small" x="{LEFT - 46}" y="{TOP - 16}">requests/s within the limits</text>'
     label = escape(f"{knob.meaning} ({knob.option})")
     yield f'<text class="small" x="{WIDTH - RIGHT}" y="{HEIGHT - 10}" text-anchor="end">{label}</text>'
 
