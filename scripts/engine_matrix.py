@@ -16,10 +16,10 @@ sys.path.insert(0, str(ROOT))
 
 import msgspec  # noqa: E402
 
+from adapters.marked_page import placed  # noqa: E402
 from adapters.probing.faces import times_markdown, verdicts_markdown  # noqa: E402
 from adapters.probing.matrix import all_columns, as_fields, as_markdown  # noqa: E402
 from adapters.probing.probe import Report  # noqa: E402
-from gateway.commands.marked_page import placed  # noqa: E402
 
 PAGE = ROOT / "docs" / "engine-matrix.md"
 API_PAGE = ROOT / "docs" / "api.md"

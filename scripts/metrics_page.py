@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway.commands.marked_page import placed  # noqa: E402
+from adapters.marked_page import placed  # noqa: E402
 from gateway.records.metric_table import as_markdown  # noqa: E402
 
 PAGE = ROOT / "docs" / "metrics.md"

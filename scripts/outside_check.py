@@ -22,13 +22,13 @@ sys.path.insert(0, str(ROOT))
 from adapters.config import goodgate_home  # noqa: E402
 from adapters.errors import GoodgateError  # noqa: E402
 from adapters.launching.launch import launch  # noqa: E402
+from adapters.marked_page import placed  # noqa: E402
 from adapters.models.model_store import DEFAULT_MODEL, ModelStore  # noqa: E402
 from arena.load import scripted_engine  # noqa: E402
 from arena.load.plan import Prompt  # noqa: E402
 from arena.outside.comparison import CASES, OURS, Bench, against_engine, against_truth, table  # noqa: E402
 from arena.outside.tools import TOOLS, Tool  # noqa: E402
 from arena.race.probe import probe, warm_up  # noqa: E402
-from gateway.commands.marked_page import placed  # noqa: E402
 
 RATE_RPS, OUTPUT_TOKENS = 1.0, 32  # of the real engine: far below what two cores carry, so that no queue is measured
 WARM_UP_REQUESTS = 8

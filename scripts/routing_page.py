@@ -15,7 +15,7 @@ from statistics import mean
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway.commands.marked_page import placed  # noqa: E402
+from adapters.marked_page import placed  # noqa: E402
 from gateway.routing.policies import POLICIES  # noqa: E402
 from gateway.routing.simulation import GREY, MIXED, Machine, Result, Scenario, simulate  # noqa: E402
 

@@ -174,6 +174,15 @@ def names_in(text: str) -> list[str]:
     return names
 
 
+def controlled(scenario: Scenario, asked: str | None, names: list[str]) -> str | None:
+    """Who is entered twice: whom --control names, else the first contender where the scenario has the control."""
+    if asked is None:
+        return names[0] if scenario.control == "aa" else None
+    if asked not in names:
+        raise Misuse(f"--control {asked!r}: nobody of that name races; choose one of {', '.join(names)}.")
+    return asked
+
+
 def refuse_duplicates(names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:

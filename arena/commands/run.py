@@ -21,7 +21,7 @@ from rich.markup import escape
 
 from adapters.config import goodgate_home
 from arena.commands.common import Failure, Misuse, errors, new_folder
-from arena.commands.contenders import EngineOption, api_key, contenders_of, priced
+from arena.commands.contenders import EngineOption, api_key, contenders_of, controlled, priced
 from arena.commands.tune import BudgetCells, BudgetMinutes, budget_of, tuned
 
 if TYPE_CHECKING:
@@ -77,6 +77,12 @@ def run(
     ] = False,
     tune_cells: BudgetCells = None,
     tune_minutes: BudgetMinutes = None,
+    control: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENGINE", help="Enter this engine a second time under another name: the two may not be told apart."
+        ),
+    ] = None,
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the key of the --targets.")
     ] = None,
@@ -116,7 +122,8 @@ def run(
         if tune and loaded.scenario.load.closed:
             raise Misuse("--tune looks for goodput, which a closed loop does not have; leave one of them out.")
         card = card_of(loaded, contenders, out, quick=quick, seed=seed)
-        card = replace(card, calibrates=calibration, master=address)
+        twice = controlled(loaded.scenario, control, names)
+        card = replace(card, calibrates=calibration, master=address, control=twice)
         if tune:
             budget = budget_of(tune_cells, tune_minutes)
             card = replace(card, contenders=tuned(card, contenders, budget, Console(stderr=True)))

@@ -2,8 +2,9 @@
 
 An engine's rank is a set: 1 + (engines surely better) .. K - (engines surely worse). Two engines that cannot be told
 apart share it, and the table says "1-2" for both. "Surely" is a pairwise statement about where the knees lie, not
-about overlapping error bars: P(knee of a > knee of b) must pass a threshold that is shared out over all pairs
-(Bonferroni).
+about overlapping error bars. It is simultaneous over all pairs by Holm's step-down (1979): the surest pair has to pass
+as if all pairs were tested, the next as if it were one pair less, and so on until one does not. That holds whatever
+the comparisons have in common, and they have engines in common.
 
 >>> rank_sets(["a", "b", "c"], {("a", "b"): 0.6, ("a", "c"): 0.9999, ("b", "c"): 0.9999})
 {'a': RankSet(lo=1, hi=2), 'b': RankSet(lo=1, hi=2), 'c': RankSet(lo=3, hi=3)}
@@ -15,11 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from arena.judging.search import Knee, probability_better
+from arena.judging.knee import Knee, probability_better
 
-# At this level a pair of equal engines was told apart in 0 to 1 % of simulated races (M/M/1, M/D/1, M/M/4, continuous
-# batching without and with a noisy neighbour; cells of 4 and 30 s; arrivals of their own), at 0.975 in 0 to 5.6 %.
-# Where misses come from rare slow requests and not from a queue, it is not enough: see docs/arena.md.
+# What a pair needs, in one direction. docs/statistics.md has how often equal engines are told apart at this level.
 SURE = 0.99
 
 
@@ -36,19 +35,39 @@ def rank_sets(
     names: Sequence[str], better: Mapping[tuple[str, str], float], *, sure: float = SURE
 ) -> dict[str, RankSet]:
     """`better[a, b]` is P(a better than b) for each pair in the order of `names`."""
-    pairs = list(combinations(names, 2))
-    threshold = 1 - (1 - sure) / max(1, len(pairs))
     beaten_by = dict.fromkeys(names, 0)
     beats = dict.fromkeys(names, 0)
-    for a, b in pairs:
-        if better[a, b] >= threshold:
-            beats[a] += 1
-            beaten_by[b] += 1
-        elif better[a, b] <= 1 - threshold:
-            beats[b] += 1
-            beaten_by[a] += 1
+    for a, b in told_apart(names, better, sure=sure):
+        beats[a] += 1
+        beaten_by[b] += 1
     return {name: RankSet(1 + beaten_by[name], len(names) - beats[name]) for name in names}
 
 
-def compare_all(knees: Mapping[str, Knee]) -> dict[tuple[str, str], float]:
-    return {(a, b): probability_better(knees[a], knees[b]) for a, b in combinations(knees, 2)}
+def told_apart(
+    names: Sequence[str], better: Mapping[tuple[str, str], float], *, sure: float = SURE
+) -> list[tuple[str, str]]:
+    """The pairs that are surely not equal, each with the better one first."""
+    doubts = sorted((min(better[pair], 1 - better[pair]), pair) for pair in combinations(names, 2))
+    found = []
+    for index, (doubt, (a, b)) in enumerate(doubts):
+        if doubt > (1 - sure) / (len(doubts) - index):
+            break
+        found.append((a, b) if better[a, b] > 0.5 else (b, a))
+    return found
+
+
+def is_apart(better: float, *, sure: float = SURE) -> bool:
+    """Of one pair alone."""
+    return not 1 - sure < better < sure
+
+
+def compare_all(knees: Mapping[str, Knee], forgiving: Mapping[str, Knee] | None = None) -> dict[tuple[str, str], float]:
+    """P(first better than second) for each pair. `forgiving` holds each engine's knee without the misses that the
+    client's error may have made: nobody is called better for what the other one may owe to the client.
+    """
+    mild = forgiving or knees
+    pairs: dict[tuple[str, str], float] = {}
+    for a, b in combinations(knees, 2):
+        at_least, at_most = probability_better(knees[a], mild[b]), probability_better(mild[a], knees[b])
+        pairs[a, b] = at_least if at_least >= 0.5 else min(at_most, 0.5)
+    return pairs

@@ -2,7 +2,8 @@
 
     result = judge_race(store)      # at the race's end, and again for `arena report`: the same code, the same answer
 
-`judge_cell` is what the search hears during the race; `judge_race` adds goodput, parity and rank sets over all cells.
+A cell is judged by `arena.judging.cells`; `judge_race` adds goodput, parity, rank sets, paired differences and the
+race's own controls over all cells.
 """
 
 from __future__ import annotations
@@ -11,118 +12,42 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
-from arena.judging import audit, stats
-from arena.judging.arrival_audit import arrivals_drawn, asked_prompts
-from arena.judging.client_audit import Counted, client_findings
+from arena.judging import stats
+from arena.judging.cells import CellResult, Sample, audit_cell, audit_rows, read_cell, read_samples, tpots
+from arena.judging.controls import Control, Reading, aa_control, drift_control
+from arena.judging.differences import Paired, paired
 from arena.judging.economy import Economy, economy_of, price_of
+from arena.judging.knee import Knee
+from arena.judging.ladder import Rung, monotone_rates, pool
+from arena.judging.notes import EngineNotes, RunNotes
 from arena.judging.parity import Work, disparities
 from arena.judging.ranking import RankSet, compare_all, rank_sets
-from arena.judging.search import Goodput, Knee, Outcome, estimate
+from arena.judging.search import Goodput, estimate
 from arena.judging.shape import UNTOLD, Shape, measured_shape
-from arena.judging.stats import Verdict
 from arena.judging.traces import Traces, read_traces
-from arena.load.arrivals import Drawn
-from arena.load.calibration import Calibration
-from arena.load.loadgen import ClosedLoop, lag_budget_ms
-from arena.race.scenario import SLO, Scenario
+from arena.load.loadgen import ClosedLoop
+from arena.race.scenario import Scenario
 from arena.records.store import Store
+
+__all__ = [
+    "QUANTILES", "CellResult", "EngineNotes", "EngineResult", "FitPoint", "RaceResult", "RunNotes", "Sample",
+    "audit_cell", "audit_rows", "engine_summary", "judge_race", "read_cell", "read_samples", "summary", "tpots",
+]  # fmt: skip
 
 QUANTILES = (50.0, 75.0, 90.0, 95.0, 99.0)
 
 
-class RunNotes(Struct, frozen=True, kw_only=True):
-    """What a run must remember beyond the columns of the store; kept as JSON in `runs.notes`."""
+@dataclass(frozen=True, slots=True)
+class FitPoint:
+    """A rate, with all of its cells as one."""
 
-    scenario: Scenario
-    quick: bool = False
-    order: tuple[str, ...] = ()
-    residency: str = "one"
-    interrupted: bool = False
-    command: str = ""
-    calibration: Calibration | None = None  # the client's own errors here, measured before the race
-    told: tuple[str, ...] = ()  # what of the scenario's files had to be cut or left out
-    energy_missing: tuple[str, ...] = ()  # of each kind of counter that could not be read, why
-    searched: bool = True  # for goodput; False: the rate was given, so nothing is known of a higher one
-
-
-class EngineNotes(Struct, frozen=True, kw_only=True):
-    """What became of an engine; kept as JSON in `engines.capability_json`."""
-
-    probe: dict[str, Any] = {}
-    launched: bool = True
-    start_s: float | None = None
-    burst_rps: float | None = None
-    failure: str | None = None
-    weights: dict[str, Any] = {}  # digests, precision and relation to the model's file; empty where it is not told
-    settings: dict[str, Any] = {}  # how it was launched, and its own report of its settings
-    tuning: dict[str, Any] = {}  # what `--tune` tried and found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One measured request under the SLO. Latencies in ms; infinity where it failed, None where it does not apply."""
-
-    scheduled_s: float
-    ttft_ms: float
-    tpot_ms: float | None
-    ok: bool
-
-    def severity(self, slo: SLO) -> float:
-        """How far the worse of the two latencies has come towards its limit; above 1 is a miss."""
-        if not self.ok:
-            return math.inf
-        return max(self.ttft_ms / slo.ttft_ms, (self.tpot_ms or 0.0) / slo.tpot_ms)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellResult:
-    cell_id: str
-    engine_id: str
-    rung: int
-    rate_rps: float
-    replicate: int
-    slot: int
-    status: str
-    reason: str | None
-    samples: tuple[Sample, ...]
-    misses: int
-    design_effect: float
-    verdict: Verdict
-    findings: tuple[audit.Finding, ...]
-    plan_sha256: str
-
-    @property
-    def requests(self) -> int:
-        return len(self.samples)
-
-    @property
-    def failures(self) -> int:
-        return sum(not sample.ok for sample in self.samples)
-
-    @property
-    def attainment(self) -> float | None:
-        return 1 - self.misses / self.requests if self.requests else None
-
-    @property
-    def is_valid(self) -> bool:
-        """Whether the engine can be judged by it: the client did its part. An unstable cell is valid, and a fail."""
-        return self.status in ("ok", "unstable")
-
-    def ttft(self, percentile: float) -> float | None:
-        return stats.quantile([sample.ttft_ms for sample in self.samples], percentile)
-
-    def tpot(self, percentile: float) -> float | None:
-        return stats.quantile(tpots(self.samples), percentile)
-
-    def outcome(self) -> Outcome:
-        return Outcome(
-            self.rung, self.rate_rps, self.requests, self.misses, self.status != "unstable", self.design_effect
-        )
+    rung: Rung
+    miss_rate: float  # by the isotonic fit over all rates; the observed one is misses / requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +65,7 @@ class EngineResult:
     rank: RankSet | None
     unranked: tuple[str, ...]  # why there is no rank
     settings: Mapping[str, Any] = field(default_factory=dict)  # launch options: part of what was raced
+    fit: tuple[FitPoint, ...] = ()  # by ascending rate
     economy: Economy | None = None  # at the headline rate; None: nothing was delivered there
     remarks: tuple[str, ...] = ()  # differences from its rivals that cost it no rank
 
@@ -163,6 +89,15 @@ class RaceResult:
     answer_tokens: float | None
     shape: Shape = UNTOLD
     traces: Traces = field(default_factory=Traces)  # what a report draws request by request
+    paired: tuple[Paired, ...] = ()  # on equal plans, ranked engines only; simultaneous intervals
+    controls: tuple[Control, ...] = ()  # what the race says of what cannot differ
+    drift: tuple[Reading, ...] = ()  # the fixed task before each cell, by slot
+    floor_ms: float = 0.0  # how far the client may be off; no claim rests on less
+
+    @property
+    def unproven(self) -> tuple[str, ...]:
+        """Why the race as a whole proves nothing: the controls that failed."""
+        return tuple(control.words for control in self.controls if control.ok is False)
 
     @property
     def scenario(self) -> Scenario:
@@ -174,21 +109,18 @@ class RaceResult:
         return not self.invalid_reasons
 
 
-def tpots(samples: Sequence[Sample]) -> list[float]:
-    """TPOT of each sample, infinity for failures; a one-token answer has none."""
-    return [
-        sample.tpot_ms if sample.ok and sample.tpot_ms is not None else math.inf
-        for sample in samples
-        if not (sample.ok and sample.tpot_ms is None)
-    ]
-
-
-def judge_race(store: Store) -> RaceResult:
+def judge_race(store: Store, *, floor_ms: float | None = None) -> RaceResult:
+    """`floor_ms`: how far the client's TTFT may be off; None: as the race's own calibration says, 0 where it has none.
+    Claims that rest on less are not made.
+    """
     run = store.query("SELECT * FROM runs")[0]
     notes = msgspec.json.decode(run["notes"], type=RunNotes)
+    if floor_ms is None:
+        floor_ms = notes.calibration.floor_ms("ttft") if notes.calibration else 0.0
     scenario = notes.scenario
     cells = [
-        read_cell(store, row["cell_id"], scenario) for row in store.query("SELECT cell_id FROM cells ORDER BY slot")
+        read_cell(store, row["cell_id"], scenario, floor_ms=floor_ms)
+        for row in store.query("SELECT cell_id FROM cells ORDER BY slot")
     ]
     engines = store.query("SELECT * FROM engines ORDER BY engine_id")
     mine = {row["engine_id"]: [cell for cell in cells if cell.engine_id == row["engine_id"]] for row in engines}
@@ -196,13 +128,14 @@ def judge_race(store: Store) -> RaceResult:
     if loop := scenario.load.closed:
         for words in reasons.values():
             words.append(closed_words(loop))
-    knees = {
-        engine_id: Knee([cell.outcome() for cell in known if cell.is_valid], scenario.settings)
-        for engine_id, known in mine.items()
-        if not reasons[engine_id]
-    }
-    better = compare_all(knees)
-    ranks = rank_sets(list(knees), better)
+    better = _compare({engine_id: known for engine_id, known in mine.items() if not reasons[engine_id]}, scenario)
+    twin = notes.control[1] if notes.control else None
+    if twin in reasons and not reasons[twin]:
+        reasons[twin].append("It is the second entry of the A/A control.")
+    racers = [engine_id for engine_id, why in reasons.items() if not why]
+    ranks = rank_sets(racers, {pair: better[pair] for pair in combinations(racers, 2)})
+    drift = [Reading(cell.slot, cell.engine_id, cell.drift_ms) for cell in cells if cell.drift_ms is not None]
+    controls = _controls(notes, better, drift)
     judged = [
         replace(
             _engine(store, row, mine[row["engine_id"]], scenario, ranks, reasons[row["engine_id"]]),
@@ -210,6 +143,8 @@ def judge_race(store: Store) -> RaceResult:
         )
         for row in engines
     ]
+    if any(control.ok is False for control in controls):
+        judged = [_without_proof(engine) for engine in judged]
     judged.sort(key=_standing)
     return RaceResult(
         run_id=run["run_id"],
@@ -219,130 +154,55 @@ def judge_race(store: Store) -> RaceResult:
         host=_json(run["host_json"]),
         notes=notes,
         engines=tuple(judged),
-        better=better,
+        better={pair: better[pair] for pair in combinations(racers, 2)},
         invalid_reasons=tuple(_invalid_reasons(notes, judged)),
         prompt_tokens=_median_of(store, "in_tok_usage"),
         answer_tokens=_median_of(store, "out_tok_usage"),
         shape=measured_shape(store),
         traces=read_traces(store, judged, ttft_ms=scenario.slo.ttft_ms, tpot_ms=scenario.slo.tpot_ms),
+        paired=tuple(_pairs(racers, mine, scenario, floor_ms)),
+        controls=tuple(controls),
+        drift=tuple(drift),
+        floor_ms=floor_ms,
     )
 
 
-def read_cell(store: Store, cell_id: str, scenario: Scenario) -> CellResult:
-    """Judge one cell from its rows."""
-    cell = store.query("SELECT * FROM cells WHERE cell_id = ?", [cell_id])[0]
-    samples = read_samples(store, cell_id)
-    severities = [sample.severity(scenario.slo) for sample in samples]
-    missed = [severity > 1 for severity in severities]
-    status, reason = cell["status"], cell["reason"]
-    effect = stats.design_effect(missed, severities)
-    settings = scenario.settings
-    counted = len(missed) if status == "unstable" else sum(missed)
-    verdict = stats.judge(
-        len(missed) / effect, counted / effect, percentile=settings.percentile, confidence=settings.confidence
-    )
-    return CellResult(
-        cell_id=cell_id,
-        engine_id=cell["engine_id"],
-        rung=settings.nearest_rung(cell["rate_rps"]),
-        rate_rps=cell["rate_rps"],
-        replicate=cell["replicate"],
-        slot=cell["slot"],
-        status=status,
-        reason=reason,
-        samples=samples,
-        misses=sum(missed),
-        design_effect=effect,
-        verdict=verdict,
-        findings=tuple(_findings(store, cell_id)),
-        plan_sha256=cell["plan_sha256"],
-    )
+def _compare(cells: Mapping[str, Sequence[CellResult]], scenario: Scenario) -> dict[tuple[str, str], float]:
+    outcomes = {engine_id: [cell.outcome() for cell in known if cell.is_valid] for engine_id, known in cells.items()}
+    strict = {engine_id: Knee(known, scenario.settings) for engine_id, known in outcomes.items()}
+    mild = {engine_id: Knee(known, scenario.settings, forgiving=True) for engine_id, known in outcomes.items()}
+    return compare_all(strict, mild)
 
 
-def read_samples(store: Store, cell_id: str) -> tuple[Sample, ...]:
-    rows = store.query(
-        "SELECT scheduled_ns, ttft_sched_ms AS ttft_ms, tpot_ms, status FROM v_measured WHERE cell_id = ? ORDER BY seq",
-        [cell_id],
-    )
-    return tuple(
-        Sample(
-            scheduled_s=row["scheduled_ns"] / 1e9,
-            ttft_ms=row["ttft_ms"] if row["status"] == "ok" and row["ttft_ms"] is not None else math.inf,
-            tpot_ms=row["tpot_ms"],
-            ok=row["status"] == "ok" and row["ttft_ms"] is not None,
-        )
-        for row in rows
-    )
+def _pairs(
+    racers: Sequence[str], cells: Mapping[str, Sequence[CellResult]], scenario: Scenario, floor_ms: float
+) -> list[Paired]:
+    """Each pair's intervals hold together with all others' (Bonferroni over the pairs)."""
+    pairs = list(combinations(racers, 2))
+    confidence = 1 - (1 - scenario.confidence) / max(1, len(pairs))
+    return [
+        difference
+        for a, b in pairs
+        for difference in paired(a, cells[a], b, cells[b], scenario.slo, confidence=confidence, floor_ms=floor_ms)
+        if difference.requests
+    ]
 
 
-def audit_rows(store: Store, cell_id: str) -> list[audit.Row]:
-    columns = (
-        "seq, measured, prompt_id, scheduled_ns, sent_ns, first_gen_ns, last_gen_ns, done_ns, status, max_tokens, "
-        "in_tok_usage AS in_tokens, out_tok_usage AS out_tokens, cached_tok AS cached_tokens, finish_reason, n_chunks, "
-        "http, n_reads, gap_cv"
-    )
-    rows = store.query(
-        f"SELECT {columns} FROM v_requests LEFT JOIN v_arrival_shape USING (cell_id, seq) "
-        "WHERE cell_id = ? ORDER BY seq",
-        [cell_id],
-    )
-    return [audit.Row(**row) for row in rows]
+def _controls(notes: RunNotes, better: Mapping[tuple[str, str], float], drift: Sequence[Reading]) -> list[Control]:
+    controls = [drift_control(drift)] if drift else []
+    if notes.control is not None:
+        name, twin = notes.control
+        probability = better.get((name, twin))
+        controls.append(aa_control(name, twin, probability if probability is not None else better.get((twin, name))))
+    return controls
 
 
-def audit_cell(store: Store, cell_id: str, scenario: Scenario) -> list[audit.Finding]:
-    """Run the cell's audits from its rows; the caller decides whether to record them."""
-    plan = store.query("SELECT p.* FROM cells JOIN plans AS p USING (plan_sha256) WHERE cell_id = ?", [cell_id])[0]
-    planned = store.query(
-        "SELECT seq, scheduled_ns, prompt_tokens FROM plan_rows WHERE plan_sha256 = ? ORDER BY seq",
-        [plan["plan_sha256"]],
-    )
-    schedule_ns = [row["scheduled_ns"] for row in planned]
-    drawn = msgspec.json.decode(plan["drawn_json"], type=Drawn) if plan["drawn_json"] else None
-    rows = audit_rows(store, cell_id)
-    findings = audit.audit_cell(
-        rows,
-        schedule_ns=schedule_ns,
-        rate_rps=plan["rate_rps"],
-        warmup_ns=plan["warmup_ns"],
-        horizon_ns=plan["horizon_ns"],
-        poisson_arrivals=drawn is None and plan["kind"] == "poisson",
-        lag_budget_ms=lag_budget_ms(scenario.slo.ttft_ms),
-        warm_cache=scenario.cache == "warm",
-        exact_output=scenario.exact_output,
-        repeated=store.query("SELECT count(*) AS n FROM v_repeated WHERE cell_id = ?", [cell_id])[0]["n"],
-    )
-    if drawn is not None:
-        findings += arrivals_drawn(drawn, schedule_ns)
-    findings.append(asked_prompts(rows, {row["seq"]: row["prompt_tokens"] for row in planned}))
-    return findings + _client_findings(store, cell_id, scenario)
-
-
-def _client_findings(store: Store, cell_id: str, scenario: Scenario) -> list[audit.Finding]:
-    cell = store.query(
-        "SELECT rate_rps, foreign_cpu, notes FROM cells JOIN runs USING (run_id) WHERE cell_id = ?", [cell_id]
-    )[0]
-    answers = store.query(
-        "SELECT out_tok_usage AS usage, out_tok_counted AS events, tokens_known, n_chunks, n_recvs FROM v_measured "
-        "WHERE cell_id = ? AND ok",
-        [cell_id],
-    )
-    lags = store.query("SELECT loop_lag_ns / 1e6 AS lag_ms FROM client_health WHERE cell_id = ?", [cell_id])
-    notes = msgspec.json.decode(cell["notes"], type=RunNotes) if cell["notes"] else None
-    return client_findings(
-        answers=[Counted(**row) for row in answers],
-        foreign_cpu=cell["foreign_cpu"],
-        max_foreign_cpu=scenario.load.max_foreign_cpu,
-        loop_lags_ms=[row["lag_ms"] for row in lags],
-        lag_budget_ms=lag_budget_ms(scenario.slo.ttft_ms),
-        tokens_per_s=cell["rate_rps"] * scenario.longest_output,
-        calibration=notes.calibration if notes else None,
-    )
-
-
-def _findings(store: Store, cell_id: str) -> list[audit.Finding]:
-    """Recorded audits, for display; their effect is in the cell's status."""
-    rows = store.query("SELECT * FROM audits WHERE cell_id = ? ORDER BY check_name", [cell_id])
-    return [audit.Finding(row["check_name"], row["ok"], row["value"], row["threshold"], "note", "") for row in rows]
+def _without_proof(engine: EngineResult) -> EngineResult:
+    """An unproven race keeps what it has observed, and claims nothing."""
+    if engine.goodput is None:
+        return engine
+    goodput = replace(engine.goodput, proven=False, fail_proven=False, proven_pass_rps=None, proven_fail_rps=None)
+    return replace(engine, goodput=goodput)
 
 
 def _compared(
@@ -386,6 +246,7 @@ def _engine(
         rate = goodput.rate_rps or min(cell.rate_rps for cell in valid)
     elif valid:  # a closed loop has no rate of its own: what it came to
         rate = statistics.median(cell.rate_rps for cell in valid)
+    rungs = pool([cell.outcome() for cell in valid], scenario.settings)
     at_rate = [cell for cell in valid if cell.rate_rps == rate or not is_open]
     return EngineResult(
         engine_id=row["engine_id"],
@@ -401,6 +262,7 @@ def _engine(
         rank=ranks.get(row["engine_id"]),
         unranked=tuple(reasons),
         settings=_json(row["flags_json"]),
+        fit=tuple(FitPoint(rung, rate) for rung, rate in zip(rungs, monotone_rates(rungs), strict=True)),
         economy=economy_of(store, [cell.cell_id for cell in at_rate], price_of(row["name"], scenario.cost)),
     )
 
@@ -423,7 +285,10 @@ def _invalid_reasons(notes: RunNotes, engines: Sequence[EngineResult]) -> list[s
     reasons = ["The race was interrupted; what had been measured is shown."] if notes.interrupted else []
     if not engines:
         reasons.append("No engine took part.")
-    return reasons + [f"{engine.name}: {reason}" for engine in engines for reason in engine.unranked]
+    twin = notes.control[1] if notes.control else None
+    return reasons + [
+        f"{engine.name}: {reason}" for engine in engines if engine.name != twin for reason in engine.unranked
+    ]
 
 
 def _json(value: Any) -> dict[str, Any]:
@@ -447,6 +312,8 @@ def summary(result: RaceResult) -> dict[str, Any]:
         "engines": [engine_summary(engine) for engine in result.engines],
         "valid": result.is_valid,
         "invalid_reasons": list(result.invalid_reasons),
+        "unproven": list(result.unproven),
+        "controls": [{"kind": control.kind, "ok": control.ok, "words": control.words} for control in result.controls],
     }
 
 
@@ -460,6 +327,10 @@ def engine_summary(engine: EngineResult) -> dict[str, Any]:
         "goodput_rps": goodput.rate_rps if goodput else None,
         "proven": goodput.proven if goodput else False,
         "ci": [_round(goodput.lo), _round(goodput.hi)] if goodput else [None, None],
+        "estimate_rps": _round(goodput.estimate_rps) if goodput else None,
+        "proven_pass_rps": goodput.proven_pass_rps if goodput else None,
+        "proven_fail_rps": goodput.proven_fail_rps if goodput else None,
+        "cliff_ratio": _round(goodput.cliff_ratio) if goodput else None,
         "rank": [engine.rank.lo, engine.rank.hi] if engine.rank else None,
         "rate_rps": engine.headline_rps,
         "ttft_p50_ms": _round(engine.headline_quantile("ttft", 50)),

@@ -1,7 +1,7 @@
 """Which rate to try next, and what the tried rates say about goodput. Pure: no clock, no sockets, no randomness.
 
-Goodput is the highest offered Poisson rate at which the latency targets hold. The search walks a ladder of rates that
-all engines share (`start * step ** rung`), so that every engine meets the same plan at the same rung:
+Goodput is the highest offered rate at which the latency targets hold. The search walks a ladder of rates that all
+engines share (arena/judging/ladder.py), so that every engine meets the same plan at the same rung:
 
     bracket   climb or descend by growing strides until one rung holds and a higher one does not
     refine    halve the gap (in log rate) until the two are neighbours
@@ -11,70 +11,18 @@ all engines share (`start * step ** rung`), so that every engine meets the same 
     >>> next_probe([], settings, first_rung=4)
     Probe(rung=4, rate_rps=4.0, replicate=0)
 
-The answer has three parts, because they deserve different trust: the highest rate that held (`goodput_rps`), whether
-that was proven or only observed, and an interval (`ci`). The interval comes from a dose-response fit over all cells
-(see `Knee`): it uses how hard each cell held or failed, while a single cell's verdict would only say yes or no.
+The answer has parts that deserve different trust: an estimate with its interval (a fit over all cells), the highest
+rate that is proven to pass, and the lowest that is proven to fail.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
-
-from arena.judging.stats import Verdict, judge
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One judged cell. `misses` counts requests that missed the limits; an unstable cell (growing backlog) missed in
-    the limit.
-    """
-
-    rung: int
-    rate_rps: float
-    requests: int
-    misses: int
-    stable: bool = True
-    design_effect: float = 1.0
-
-    @property
-    def counted_misses(self) -> int:
-        return self.misses if self.stable else self.requests
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchSettings:
-    start_rps: float = 1.0
-    step: float = 2**0.25
-    stride: int = 4  # rungs per move while bracketing; a power of two, so that halving ends at neighbours
-    min_rung: int = -16
-    max_rung: int = 32
-    max_replicates: int = 3
-    percentile: float = 99.0
-    confidence: float = 0.95
-
-    def rate(self, rung: int) -> float:
-        """Six digits, so that the rate reads the same in a name, a file and a report."""
-        return float(f"{self.start_rps * self.step**rung:.6g}")
-
-    def rung_below(self, rate_rps: float) -> int:
-        """The highest rung whose rate does not exceed `rate_rps`, kept on the ladder."""
-        return min(max(self.unclipped_rung_below(rate_rps), self.min_rung), self.max_rung)
-
-    def nearest_rung(self, rate_rps: float) -> int:
-        return round(math.log(rate_rps / self.start_rps) / math.log(self.step))
-
-    def unclipped_rung_below(self, rate_rps: float) -> int:
-        return math.floor(math.log(max(rate_rps, 1e-9) / self.start_rps) / math.log(self.step) + 1e-9)
-
-    @property
-    def allowed(self) -> float:
-        return 1 - self.percentile / 100
+from arena.judging.knee import Knee
+from arena.judging.ladder import Outcome, Rung, SearchSettings, bracket, crossing, pool
+from arena.judging.stats import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,65 +35,25 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
-    """All cells of one rate taken together."""
-
-    rung: int
-    rate_rps: float
-    requests: int
-    misses: int
-    effective: float
-    replicates: int
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
 class Goodput:
     """What the search found. None means: no tested rate says so."""
 
-    rate_rps: float  # highest tested rate that held; 0 where none did
+    rate_rps: float  # highest tested rate that held and is not above the estimate; 0 where none held
     proven: bool  # the verdict there is a proven pass, not only an observed one
-    lowest_fail_rps: float | None  # lowest tested rate above it that did not hold
+    lowest_fail_rps: float | None  # lowest tested rate that did not hold
     fail_proven: bool
     lo: float
     hi: float | None  # None: no rate failed, so nothing bounds it from above
+    estimate_rps: float | None = None  # where the fit meets the limit; None: no rate held, or none failed
+    proven_pass_rps: float | None = None  # highest rate proven to pass
+    proven_fail_rps: float | None = None  # lowest rate proven to fail
 
-
-def pool(outcomes: Sequence[Outcome], settings: SearchSettings) -> list[Rung]:
-    """Cells of the same rung as one, in ascending rate."""
-    rungs = []
-    for rung in sorted({outcome.rung for outcome in outcomes}):
-        cells = [outcome for outcome in outcomes if outcome.rung == rung]
-        requests = sum(cell.requests for cell in cells)
-        misses = sum(cell.counted_misses for cell in cells)
-        effective = sum(cell.requests / cell.design_effect for cell in cells)
-        share = effective / requests if requests else 0.0
-        verdict = judge(effective, misses * share, percentile=settings.percentile, confidence=settings.confidence)
-        rungs.append(Rung(rung, cells[0].rate_rps, requests, misses, effective, len(cells), verdict))
-    return rungs
-
-
-def monotone_rates(rungs: Sequence[Rung]) -> list[float]:
-    """Miss rate per rung, made non-decreasing in the offered rate by pooling adjacent violators.
-
-    More load cannot make more requests meet their limits, so a miss rate that falls is noise and is averaged away.
-    This is what keeps one lucky cell above a failing one from becoming the answer.
-    """
-    blocks: list[list[float]] = []  # [misses, requests, rungs]
-    for rung in rungs:
-        blocks.append([float(rung.misses), float(rung.requests), 1.0])
-        while len(blocks) > 1 and blocks[-2][0] * blocks[-1][1] > blocks[-1][0] * blocks[-2][1]:
-            last = blocks.pop()
-            blocks[-1] = [a + b for a, b in zip(blocks[-1], last, strict=True)]
-    return [misses / requests if requests else 0.0 for misses, requests, count in blocks for _ in range(int(count))]
-
-
-def bracket(rungs: Sequence[Rung], settings: SearchSettings) -> tuple[Rung | None, Rung | None]:
-    """The highest rung that holds and the lowest that does not."""
-    held = [rate <= settings.allowed + 1e-9 for rate in monotone_rates(rungs)]
-    passing = [rung for rung, ok in zip(rungs, held, strict=True) if ok]
-    failing = [rung for rung, ok in zip(rungs, held, strict=True) if not ok]
-    return (passing[-1] if passing else None), (failing[0] if failing else None)
+    @property
+    def cliff_ratio(self) -> float | None:
+        """How far apart the proofs are: lowest proven fail over highest proven pass. Near 1: goodput is pinned down."""
+        if not self.proven_pass_rps or self.proven_fail_rps is None:
+            return None
+        return self.proven_fail_rps / self.proven_pass_rps
 
 
 def next_probe(outcomes: Sequence[Outcome], settings: SearchSettings, *, first_rung: int = 0) -> Probe | None:
@@ -196,84 +104,44 @@ def _probe(rung: int, rungs: Sequence[Rung], settings: SearchSettings) -> Probe:
 
 
 def estimate(outcomes: Sequence[Outcome], settings: SearchSettings) -> Goodput:
+    """What all cells say. The estimate is the smaller of two readings of them, for cheap searches err upward: where the
+    isotonic fit crosses the limit, and the median of the knee's posterior.
+    """
     rungs = pool(outcomes, settings)
     low, high = bracket(rungs, settings)
-    lo, hi = Knee(outcomes, settings).interval()
-    rate = low.rate_rps if low else 0.0
+    knee = Knee(outcomes, settings)
+    lo, hi = knee.interval()
+    crossed = crossing(rungs, settings)
+    estimated = min(crossed, knee.quantile(0.5)) if crossed is not None else None
+    held = _held(rungs, low, estimated)
+    rate = held.rate_rps if held else 0.0
+    passed, failed = proofs(rungs)
     return Goodput(
         rate_rps=rate,
-        proven=low is not None and low.verdict is Verdict.PASS,
+        proven=held is not None and held.verdict is Verdict.PASS,
         lowest_fail_rps=high.rate_rps if high else None,
         fail_proven=high is not None and high.verdict is Verdict.FAIL,
         lo=min(lo, rate) if low else 0.0,
-        hi=max(hi, rate) if high else None,
+        hi=max(hi, low.rate_rps if low else 0.0) if high else None,
+        estimate_rps=estimated,
+        proven_pass_rps=passed,
+        proven_fail_rps=failed,
     )
 
 
-class Knee:
-    """Where the miss rate crosses its limit: a posterior over log rate.
-
-    Model: -log(share that meets the limits) grows as exp(steepness * (rate / knee - 1)) and equals the allowed miss
-    rate at the knee. That is the exponential tail of a queue's waiting time: exact for M/M/1, whose steepness is knee
-    times TTFT limit. Flat priors over log knee and log steepness, a grid for both, and a binomial likelihood whose
-    weight is divided by the design effect (at least `MIN_DESIGN_EFFECT`: short cells cannot show how their requests
-    hang together). An engine that overflows has left that curve: there, a cell that missed more than `SATURATED` of its
-    requests says that the miss rate is at least that, and nothing about the slope.
-
-    The constants were set on simulated engines of known capacity; docs/arena.md has the coverage,
-    tests/arena/judging/test_search.py a part of the simulations.
+def _held(rungs: Sequence[Rung], low: Rung | None, estimated: float | None) -> Rung | None:
+    """The highest rung that held and is not above the estimate: one that held in a cell or two may have been lucky.
+    Where all that held are above it, the lowest of them.
     """
-
-    MIN_DESIGN_EFFECT = 8.0
-    SATURATED = 0.1
-    UNDERREAD = 2.0  # an autocorrelation time read off a short series comes out too small
-    STEEPNESS = (2.0, 64.0)
-    GRID = 400
-    # The knee is looked for within this factor of the tested rates; of what lies beyond, the data say nothing.
-    REACH = 3.0
-
-    def __init__(self, outcomes: Sequence[Outcome], settings: SearchSettings) -> None:
-        self._outcomes = [outcome for outcome in outcomes if outcome.requests]
-        self._settings = settings
-
-    @cached_property
-    def log_rates(self) -> NDArray[np.float64]:
-        rates = [outcome.rate_rps for outcome in self._outcomes] or [self._settings.start_rps]
-        return np.linspace(math.log(min(rates) / self.REACH), math.log(max(rates) * self.REACH), self.GRID)
-
-    @cached_property
-    def weights(self) -> NDArray[np.float64]:
-        """Posterior probability of each of `log_rates`."""
-        steepness = np.geomspace(*self.STEEPNESS, 25)[:, None]
-        knees = np.exp(self.log_rates)
-        log_likelihood = np.zeros((steepness.size, self.GRID))
-        for outcome in self._outcomes:
-            hazard = -math.log1p(-self._settings.allowed) * np.exp(
-                np.minimum(steepness * (outcome.rate_rps / knees - 1), 50.0)
-            )
-            misses, met = outcome.counted_misses, outcome.requests - outcome.counted_misses
-            if misses > self.SATURATED * outcome.requests:  # how far beyond the knee, the model cannot say
-                hazard = np.minimum(hazard, -math.log1p(-min(misses / outcome.requests, 1 - 1e-9)))
-            weight = 1 / max(self.UNDERREAD * outcome.design_effect, self.MIN_DESIGN_EFFECT)
-            log_likelihood += weight * (misses * np.log(-np.expm1(-hazard)) - met * np.minimum(hazard, 50.0))
-        posterior = np.exp(log_likelihood - log_likelihood.max()).sum(axis=0)
-        normalised: NDArray[np.float64] = posterior / posterior.sum()
-        return normalised
-
-    def interval(self) -> tuple[float, float]:
-        """The central `confidence` interval of the knee, in requests a second."""
-        tail = (1 - self._settings.confidence) / 2
-        cumulative = np.cumsum(self.weights)
-        low, high = np.searchsorted(cumulative, [tail, 1 - tail])
-        return float(np.exp(self.log_rates[low])), float(np.exp(self.log_rates[min(high, self.GRID - 1)]))
+    held = [rung for rung in rungs if low is not None and rung.rung <= low.rung]
+    likely = [rung for rung in held if estimated is None or rung.rate_rps <= estimated]
+    return likely[-1] if likely else held[0] if held else None
 
 
-def probability_better(a: Knee, b: Knee) -> float:
-    """P(knee of a > knee of b), ties on the grid counted half."""
-    low = min(a.log_rates[0], b.log_rates[0])
-    high = max(a.log_rates[-1], b.log_rates[-1])
-    grid = np.linspace(low, high, 2 * Knee.GRID)
-    cdf_b = np.interp(grid, b.log_rates, np.cumsum(b.weights), left=0.0, right=1.0)
-    density_a = np.diff(np.interp(grid, a.log_rates, np.cumsum(a.weights), left=0.0, right=1.0), prepend=0.0)
-    middle = (cdf_b + np.concatenate([[0.0], cdf_b[:-1]])) / 2
-    return float((density_a * middle).sum() / density_a.sum())
+def proofs(rungs: Sequence[Rung]) -> tuple[float | None, float | None]:
+    """The highest proven pass below the lowest proven fail, and that fail: of two proofs that contradict each other,
+    the one that claims less counts.
+    """
+    failed = min((rung.rate_rps for rung in rungs if rung.verdict is Verdict.FAIL), default=None)
+    passed = [rung.rate_rps for rung in rungs if rung.verdict is Verdict.PASS]
+    return max((rate for rate in passed if failed is None or rate < failed), default=None), failed

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import TypeAlias
 
 import numpy as np
 from scipy.stats import beta, binom, rankdata
@@ -50,6 +51,33 @@ def judge(n: float, misses: float, *, percentile: float = 99.0, confidence: floa
         return Verdict.PASS
     if binom.sf(fewest - 1, trials, allowed) <= 1 - confidence:
         return Verdict.FAIL
+    return Verdict.UNKNOWN
+
+
+Look: TypeAlias = tuple[int, int, int, float]
+"""One more cell at a rate: requests, misses, misses beyond the client's error, design effect."""
+
+
+def judge_looks(
+    cells: Sequence[Look], *, max_looks: int, percentile: float = 99.0, confidence: float = 0.95
+) -> Verdict:
+    """The verdict on cells that were added one by one until they proved something, judged again after each.
+
+    Each of at most `max_looks` looks spends an equal share of the risk that the confidence leaves, so that looking
+    often proves nothing by chance more often than looking once (Bonferroni over the looks; alpha spending with equal
+    increments). The first proof stands. A pass has to be proven with all misses, a fail with those that the client's
+    error cannot explain.
+    """
+    spent = 1 - (1 - confidence) / max_looks
+    effective = misses = certain = 0.0
+    for requests, missed, sure, effect in cells[:max_looks]:
+        effective += requests / effect
+        misses += missed / effect
+        certain += sure / effect
+        if judge(effective, misses, percentile=percentile, confidence=spent) is Verdict.PASS:
+            return Verdict.PASS
+        if judge(effective, certain, percentile=percentile, confidence=spent) is Verdict.FAIL:
+            return Verdict.FAIL
     return Verdict.UNKNOWN
 
 
@@ -89,7 +117,7 @@ def design_effect(missed: Sequence[bool], latencies: Sequence[float]) -> float:
     misses enough, and the autocorrelation time of the latencies, which shows a shared queue even while nobody misses.
     The second is what stops a lucky stretch below a busy queue from passing as proof.
     """
-    return max(_block_variance_ratio(missed), _autocorrelation_time(latencies))
+    return max(_block_variance_ratio(missed), autocorrelation_time(latencies))
 
 
 def _block_variance_ratio(missed: Sequence[bool]) -> float:
@@ -103,24 +131,22 @@ def _block_variance_ratio(missed: Sequence[bool]) -> float:
     return max(1.0, float(np.var(means, ddof=1)) / binomial_variance)
 
 
-def _autocorrelation_time(latencies: Sequence[float]) -> float:
+def autocorrelation_time(latencies: Sequence[float]) -> float:
     """1 + 2 (sum of autocorrelations), cut at the first window of five such times (Sokal).
 
     Ranks stand in for the latencies, so that failures (infinite) and heavy tails count by their order only.
     """
-    if len(latencies) < 8:
+    count = len(latencies)
+    if count < 8:
         return 1.0
     ranks = rankdata(latencies)
-    centred = ranks - ranks.mean()
-    variance = float((centred**2).sum())
-    if variance == 0:
+    spectrum = np.fft.rfft(ranks - ranks.mean(), 2 * count)
+    covariance = np.fft.irfft(spectrum * spectrum.conj())[: count // 2]
+    if covariance[0] <= 0:
         return 1.0
-    time = 1.0
-    for lag in range(1, len(latencies) // 2):
-        time += 2 * float((centred[:-lag] * centred[lag:]).sum()) / variance
-        if lag >= 5 * time:
-            break
-    return max(1.0, time)
+    times = 1 + 2 * np.cumsum(covariance[1:] / covariance[0])
+    long_enough = np.flatnonzero(np.arange(1, times.size + 1) >= 5 * times)
+    return max(1.0, float(times[long_enough[0] if long_enough.size else -1]))
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> tuple[float, float]:

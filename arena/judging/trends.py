@@ -14,8 +14,9 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
+from arena.judging.knee import Knee, probability_better
+from arena.judging.ladder import Outcome, SearchSettings
 from arena.judging.ranking import SURE
-from arena.judging.search import Knee, Outcome, SearchSettings, probability_better
 
 Words: TypeAlias = Literal["surely better", "surely worse", "cannot be told apart"]
 

@@ -3,9 +3,11 @@
     scenario -> engine up -> probe -> warm-up burst -> cells (plan, load, ingest, audit, judge) -> next rate ... ->
     ranking
 
-Engines compete for the machine, so by default (`residency: one`) only the engine under test runs, and rounds go a, b,
-then b, a. Where engines stay up together (`residency: all`, or endpoints that somebody else runs), single cells are
-interleaved instead, and again in alternating order. At the same rung and replicate, every engine meets the same plan.
+Engines compete for the machine, so by default (`residency: one`) only the engine under test runs, in blocks of cells,
+and rounds go a, b, then b, a. Where engines stay up together (`residency: all`, or endpoints that somebody else runs),
+single cells are interleaved instead. `arena.race.order` has the order, the store the slot of each cell. At the same
+rung and replicate, every engine meets the same plan. Before each cell a fixed task is timed, which shows whether the
+machine has moved.
 
 An engine that does not start, dies or stops answering is reported with its own last words, and the race goes on
 without it. Ctrl-C ends the race: children are stopped, and what has been measured is judged and reported as a partial
@@ -17,8 +19,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,8 +29,11 @@ import msgspec
 from adapters.errors import GoodgateError
 from adapters.launching.launch import EngineProcess
 from arena.judging import audit, results
-from arena.judging.results import CellResult, EngineNotes, RaceResult, RunNotes
-from arena.judging.search import Outcome, Probe, next_probe
+from arena.judging.cells import CellResult
+from arena.judging.controls import DRIFT_CHECK
+from arena.judging.ladder import Outcome
+from arena.judging.results import EngineNotes, RaceResult, RunNotes
+from arena.judging.search import Probe, next_probe
 from arena.load import spool as spools
 from arena.load.calibration import Calibration
 from arena.load.closed_plan import closed_plan
@@ -38,6 +43,8 @@ from arena.load.workload import NOTHING, CellKey
 from arena.load.workloads.material import Material
 from arena.race.energy import POWERCAP, readable_counters, sampled
 from arena.race.engine_metrics import metric_rows, watched
+from arena.race.fixed_task import fixed_task_ms
+from arena.race.order import in_round, twin_name
 from arena.race.planned import plan_cell, prompts_of
 from arena.race.probe import WISHES, WISHES_OF_NATURAL_ENDS, Found, is_alive, probe, warm_up
 from arena.race.raced_with import settings_of, weights_of
@@ -84,6 +91,7 @@ class RaceCard:
     command: str = ""
     calibrates: bool = False  # measure the client's floor first, and refuse the race where it is too high
     master: tuple[str, int] | None = None  # where workers of other hosts are waited for; None: all load is sent here
+    control: str | None = None  # the contender that is entered a second time, for the A/A control
     powercap: Path = POWERCAP  # where the kernel shows the energy counters of processors
 
 
@@ -169,7 +177,8 @@ class Course:
         self.settings = card.scenario.settings
         self.store = store
         self.show = show
-        self.entries = [Entry(contender) for contender in card.contenders]
+        contenders, self.control = with_twin(card.contenders, card.control)
+        self.entries = [Entry(contender) for contender in contenders]
         self.slot = 0
         self.counters, self.energy_missing = readable_counters(card.powercap)
         self.calibration: Calibration | None = None
@@ -198,7 +207,7 @@ class Course:
         budget = self.scenario.search.max_cells
         for round_number in range(1, self.scenario.rounds + 1):
             ceiling = math.ceil(budget * round_number / self.scenario.rounds)
-            for entry in self._in_order(round_number):
+            for entry in in_round(self.entries, round_number):
                 if entry.is_out or self._next(entry) is None:
                     continue
                 try:
@@ -213,7 +222,7 @@ class Course:
     async def _close_loops(self, loop: ClosedLoop) -> None:
         """No search: each engine runs the same number of cells, in turns, the order reversed every time."""
         for replicate in range(self.scenario.search.max_replicates):
-            for entry in self._in_order(replicate + 1):
+            for entry in in_round(self.entries, replicate + 1):
                 if entry.is_out:
                     continue
                 try:
@@ -227,14 +236,14 @@ class Course:
                         await self._stop(entry)
 
     async def _interleave_cells(self) -> None:
-        """All engines are up; each runs one cell, then each runs its next one, in the opposite order."""
+        """All engines are up; each runs one cell, then each runs its next one, in another order."""
         for entry in self.entries:
             try:
                 await self._bring_up(entry)
             except GoodgateError as error:
                 self._drop(entry, error.message)
         round_number = 1
-        while active := [entry for entry in self._in_order(round_number) if self._may_run(entry)]:
+        while active := [entry for entry in in_round(self.entries, round_number) if self._may_run(entry)]:
             for entry in active:
                 step = self._next(entry)
                 assert step is not None
@@ -245,9 +254,6 @@ class Course:
                 except GoodgateError as error:
                     self._drop(entry, error.message)
             round_number += 1
-
-    def _in_order(self, round_number: int) -> Iterator[Entry]:
-        return iter(self.entries) if round_number % 2 else reversed(self.entries)
 
     def _may_run(self, entry: Entry) -> bool:
         return entry.goes_on and entry.cells_run < self.scenario.search.max_cells and self._next(entry) is not None
@@ -344,6 +350,7 @@ class Course:
             ),
             plan,
         )
+        self.store.record_audit(plan.cell_id, DRIFT_CHECK, fixed_task_ms(), None, True)
         deadline_s = self.scenario.slo.deadline_s(self.scenario.longest_output)
         cell = self.scenario.cell
         self.show.cell_starting(
@@ -431,6 +438,7 @@ class Course:
             told=self.card.material.told,
             energy_missing=tuple(self.energy_missing),
             searched=self.is_search,
+            control=self.control,
         )
         self.store.record_run(
             RunRecord(
@@ -463,6 +471,15 @@ class Course:
                 capability=msgspec.to_builtins(entry.notes),
             )
         )
+
+
+def with_twin(contenders: Sequence[Contender], name: str | None) -> tuple[Sequence[Contender], tuple[str, str] | None]:
+    """The contenders, with a second entry of the named one at the end; and the two names."""
+    chosen = next((contender for contender in contenders if contender.name == name), None)
+    if chosen is None:
+        return contenders, None
+    twin = twin_name(chosen.name, [contender.name for contender in contenders])
+    return [*contenders, replace(chosen, name=twin)], (chosen.name, twin)
 
 
 def judge_cell(store: Store, cell_id: str, scenario: Scenario, *, aborted: str | None) -> CellResult:

@@ -18,7 +18,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from arena.judging.search import SearchSettings
+from arena.judging.ladder import SearchSettings
 from arena.load.loadgen import ClosedLoop
 from arena.load.spec import (
     Arrivals,
@@ -164,7 +164,8 @@ class Scenario(Strict, frozen=True, kw_only=True):
     search: Search = Search()
     cell: Cell = Cell()
     load: Load = Load()
-    rounds: Count = 1  # with `residency: one`, the engines' order is reversed in every second round (ABBA)
+    rounds: Count = 1  # with `residency: one`; each engine has one turn a round, in an order that balances places
+    control: Literal["none", "aa"] = "none"  # aa: the first engine is entered twice, and may not be told from itself
     residency: Literal["one", "all"] = "one"
     confidence: Annotated[float, Meta(ge=0.5, lt=1)] = 0.95
     cost: Cost | None = None

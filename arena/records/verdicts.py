@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from arena.judging.knee import Knee
 from arena.judging.results import EngineResult, RaceResult
-from arena.judging.search import Knee
 from arena.race.scenario import SLO
 from arena.records.store import Store
 from arena.reports.evidence import evidence

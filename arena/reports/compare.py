@@ -16,9 +16,9 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from arena.judging.knee import Knee, probability_better
 from arena.judging.pairs import Paired, paired
 from arena.judging.results import EngineResult, RaceResult
-from arena.judging.search import Knee, probability_better
 from arena.judging.trends import change_words
 from arena.load.calibration import worst_floor_ms
 from arena.race.config import fingerprint

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from adapters.base import Capabilities
 from adapters.cli import app
+from adapters.marked_page import placed
 from adapters.probing.matrix import (
     PARAMETERS,
     Column,
@@ -24,7 +25,6 @@ from adapters.probing.matrix import (
     request_fields,
 )
 from adapters.registry import engine_names
-from gateway.commands.marked_page import placed
 from scripts.engine_matrix import API_PAGE, PAGE
 
 ROOT = Path(__file__).parents[2]

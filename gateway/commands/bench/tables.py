@@ -11,9 +11,9 @@ from typing import Protocol
 
 import typer
 
+from adapters.marked_page import placed
 from gateway.commands.bench import cost, linear, memory, soak, streams
 from gateway.commands.bench.verdict import Claim
-from gateway.commands.marked_page import placed
 
 
 class Measured(Protocol):

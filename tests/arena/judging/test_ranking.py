@@ -1,7 +1,8 @@
 """Rank sets: sure differences separate, everything else shares its ranks."""
 
+from arena.judging.knee import Knee
+from arena.judging.ladder import Outcome, SearchSettings
 from arena.judging.ranking import RankSet, compare_all, rank_sets
-from arena.judging.search import Knee, Outcome, SearchSettings
 
 SETTINGS = SearchSettings()
 
@@ -39,7 +40,8 @@ def test_a_lone_engine_ranks_first_and_nobody_ranks_nowhere() -> None:
 
 
 def test_equal_evidence_is_a_tie_and_three_times_the_rate_is_not() -> None:
-    ranks = rank_sets(["a", "b", "c"], compare_all({"a": knee(8), "b": knee(8), "c": knee(2)}))
+    knees = {"a": knee(8, requests=300), "b": knee(8, requests=300), "c": knee(2, requests=300)}
+    ranks = rank_sets(["a", "b", "c"], compare_all(knees))
     assert ranks == {"a": RankSet(1, 2), "b": RankSet(1, 2), "c": RankSet(3, 3)}
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from arena.judging.search import SearchSettings
+from arena.judging.ladder import SearchSettings
 from arena.race.config import load_scenario, scenario_names
 from arena.race.scenario import Fixed, Scenario, ScenarioError, SyntheticWorkload, Uniform, parse
 

@@ -17,9 +17,10 @@ from adapters.launching.knobs import Knob
 from arena.judging import stats
 from arena.judging.audit import Finding
 from arena.judging.economy import Economy
+from arena.judging.knee import Knee
 from arena.judging.ranking import compare_all, rank_sets
 from arena.judging.results import CellResult, EngineNotes, EngineResult, RaceResult, RunNotes, Sample
-from arena.judging.search import Knee, estimate
+from arena.judging.search import estimate
 from arena.judging.traces import Course, Flow, Traces
 from arena.load.calibration import Budget, Calibration, Floor
 from arena.race import tuning

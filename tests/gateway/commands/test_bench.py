@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.marked_page import NoPlace, placed
 from gateway.commands.bench import tables
 from gateway.commands.bench.clients import Outcome, judged, judged_whole
 from gateway.commands.bench.cost import FULL, Report, Row, claims, not_installed
@@ -24,7 +25,6 @@ from gateway.commands.bench.soak import soak
 from gateway.commands.bench.streams import streams
 from gateway.commands.bench.verdict import slope
 from gateway.commands.bench.wrk import Timing, timing_of
-from gateway.commands.marked_page import NoPlace, placed
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from adapters.base import Load
 from adapters.fake import Adapter as FakeAdapter
-from gateway.commands.marked_page import placed
+from adapters.marked_page import placed
 from gateway.config import Live, parse_config
 from gateway.records.metric_table import LABELS, MAX_SERIES, METRICS, OTHER, Label, as_markdown
 from gateway.records.metrics import Bounded, Metrics
