@@ -23,6 +23,7 @@ from arena.judging.results import EngineResult, RaceResult, summary
 from arena.judging.traces import comparable_rate
 from arena.records.manifest import write_manifest
 from arena.reports.audits import audits_section, cells_section
+from arena.reports.controls import controls_section
 from arena.reports.document import Charts, Document, Section
 from arena.reports.economy import economy_section
 from arena.reports.evidence import evidence
@@ -121,6 +122,7 @@ def _about(result: RaceResult) -> tuple[Section, ...]:
         workload_section(result),
         host_section(result),
         audits_section(result),
+        *controls_section(result),
         cells_section(result),
         reproduce_section(result),
         glossary_section(),

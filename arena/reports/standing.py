@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from arena.judging.ranking import SURE
 from arena.judging.results import EngineResult, RaceResult
+from arena.reports.controls import pairs_table
 from arena.reports.document import Fold, Ranking, Section, Standing, Table, Text
 from arena.reports.plots import nice_ticks
 from arena.reports.wording import and_words, interval_words, milliseconds, rate_words
@@ -67,6 +68,7 @@ def _about_the_order(result: RaceResult) -> Iterator[str]:
 
 def notices(result: RaceResult) -> Iterator[str]:
     yield from result.invalid_reasons
+    yield from (f"Nothing is proven by this race. {words}" for words in result.unproven)
     if not result.notes.quick:
         return
     sizes = [cell.requests for engine in result.engines for cell in engine.cells if cell.is_valid]
@@ -88,8 +90,9 @@ def ranking_section(result: RaceResult) -> Section:
         ticks=tuple((_at(tick, span), f"{tick:g}") for tick in nice_ticks(*span)),
         rows=tuple(_line(place, engine, result, span) for place, engine in enumerate(result.engines)),
     )
-    pairs = _pairs(result)
-    return Section("ranking", "Ranking", (ranking, *([Fold("Every pair of engines", (pairs,))] if pairs else [])))
+    tables = (("Every pair of engines", _pairs(result)), ("Request by request, on equal plans", pairs_table(result)))
+    folds = [Fold(summary, (table,)) for summary, table in tables if table is not None]
+    return Section("ranking", "Ranking", (ranking, *folds))
 
 
 def _line(place: int, engine: EngineResult, result: RaceResult, span: tuple[float, float]) -> Standing:

@@ -15,6 +15,8 @@ from rich.console import Console
 
 from arena.evidence.document import digest
 from arena.judging.audit import Finding
+from arena.judging.controls import Control, Reading
+from arena.judging.differences import Paired
 from arena.judging.ranking import RankSet
 from arena.judging.results import CellResult, EngineNotes, EngineResult, RaceResult, RunNotes, Sample, summary
 from arena.judging.search import Goodput, estimate
@@ -22,6 +24,7 @@ from arena.judging.stats import Verdict
 from arena.race.scenario import Load, parse
 from arena.reports.compare import compare_races
 from arena.reports.evidence import evidence
+from arena.reports.html_page import page
 from arena.reports.markdown import markdown
 from arena.reports.plots import nice_ticks
 from arena.reports.raced import with_seed
@@ -192,6 +195,28 @@ def test_a_race_at_a_given_rate_and_a_closed_loop_are_not_told_as_a_search() -> 
     text = markdown(document_of(closed))
     assert "closed loop: 4 requests in flight, 0.5 s of thinking after each answer" in text
     assert "open loop, one seeded" not in text
+
+
+def test_a_control_that_failed_stands_above_everything_and_a_sound_one_is_told() -> None:
+    aa = Control("aa", False, 0.999, "a and its second entry a-again are one engine, and were told apart (P = 0.999).")
+    drift = Control("drift", True, 0.01, "A fixed task took the same time throughout.")
+    readings = tuple(Reading(slot, "a", 10 + slot / 100) for slot in range(12))
+    failed = replace(race(engine("a"), engine("b")), controls=(aa, drift), drift=readings)
+    document = document_of(failed)
+    assert "Nothing is proven by this race. a and its second entry" in document.notices[0]
+    text = markdown(document)
+    assert "| FAILED | a and its second entry a-again" in text
+    assert "| as it must be | A fixed task took the same time throughout. |" in text
+    assert "slot 3, before a: 10 ms" in page(document)
+    assert "what is the same" not in markdown(document_of(race(engine("a"))))
+
+
+def test_engines_on_equal_plans_stand_side_by_side_with_intervals() -> None:
+    pair = Paired("a", "b", "in_time", 120, 20, 0.03, 0.01, 0.05, True)
+    late = Paired("a", "b", "ttft_ms", 120, 20, -4.0, -9.5, 1.5, False)
+    text = markdown(document_of(replace(race(engine("a"), engine("b")), paired=(pair, late))))
+    assert "| a | b | requests in time | +3.0 points | +1.0 points to +5.0 points | yes | 120 |" in text
+    assert "| a | b | TTFT, median | -4.0 ms | -9.5 ms to +1.5 ms | no | 120 |" in text
 
 
 def test_the_page_the_markdown_and_the_json_say_the_same(tmp_path: Path) -> None:
