@@ -99,9 +99,14 @@ class Tool:
         folder.mkdir(parents=True)
         _run(self.command(home / self.python, load, folder), self.name, cwd=folder, environment=self.environment)
         try:
-            return self.read(folder)
+            claims = self.read(folder)
         except (OSError, KeyError, IndexError, TypeError, ValueError) as error:
             raise ToolFailed(f"{self.name} left no result that can be read: {type(error).__name__} {error}.") from error
+        if claims.requests != len(load.prompts):
+            raise ToolFailed(
+                f"{self.name} got {claims.requests} of {len(load.prompts)} answers; its figures say nothing."
+            )
+        return claims
 
 
 def _run(command: Sequence[str], name: str, *, cwd: Path | None = None, environment: Mapping[str, str] = {}) -> None:

@@ -88,6 +88,9 @@ def test_a_tool_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
         stand_in("import sys; sys.stderr.write('no such model'); sys.exit(3)").measure(tmp_path, LOAD, tmp_path / "a")
     with pytest.raises(ToolFailed, match="left no result that can be read"):
         stand_in("pass").measure(tmp_path, LOAD, tmp_path / "b")
+    claims = {**SAYS, "requests": 1, "itl_mean_ms": 4.0, "output_tokens_per_s": 5.0}
+    with pytest.raises(ToolFailed, match="got 1 of 2 answers"):
+        stand_in(f"import json; json.dump({claims!r}, open('r', 'w'))").measure(tmp_path, LOAD, tmp_path / "c")
 
 
 def test_a_tool_runs_without_a_network_and_without_our_packages(
@@ -119,7 +122,8 @@ def test_our_figures_are_the_truth_in_every_case_and_tools_take_turns(tmp_path: 
     """The stand-in says 1 to everything: what is true does not depend on what a tool claims."""
     (tmp_path / "runs").mkdir()
     told: list[str] = []
-    code = f"import json; json.dump({ {**SAYS, 'itl_mean_ms': 4.0, 'output_tokens_per_s': 5.0}!r}, open('r', 'w'))"
+    claims = {**SAYS, "requests": 8, "itl_mean_ms": 4.0, "output_tokens_per_s": 5.0}
+    code = f"import json; json.dump({claims!r}, open('r', 'w'))"
     with scripted.running() as engine:
         for case in CASES:
             ours = against_truth(engine, case, [], bench(tmp_path, told))[OURS]
