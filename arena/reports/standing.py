@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from arena.judging.ranking import SURE
+from arena.judging.ranking import told_apart
 from arena.judging.results import EngineResult, RaceResult
 from arena.reports.controls import pairs_table
 from arena.reports.document import Fold, Ranking, Section, Standing, Table, Text
@@ -128,11 +128,12 @@ def _pairs(result: RaceResult) -> Table | None:
     if not result.better:
         return None
     places = {engine.engine_id: (place, engine.name) for place, engine in enumerate(result.engines)}
-    sure = 1 - (1 - SURE) / len(result.better)
+    names = list(dict.fromkeys(name for pair in result.better for name in pair))
+    sure = told_apart(names, result.better)  # the same rule as the ranks'
     rows = []
     for (a, b), probability in result.better.items():
         (first, second), chance = ((a, b), probability) if probability >= 0.5 else ((b, a), 1 - probability)
-        is_sure = chance >= sure
+        is_sure = (first, second) in sure
         verdict = Text("carries more, for sure", "good") if is_sure else Text("cannot be told apart", "soft")
         pair = (
             Text(places[first][1], engine=places[first][0]),
@@ -141,7 +142,7 @@ def _pairs(result: RaceResult) -> Table | None:
         )
         rows.append((places[first][0], places[second][0], (*pair, _chance_words(chance))))
     ordered = tuple(row for _, _, row in sorted(rows, key=lambda entry: entry[:2]))
-    return Table(("engine", "verdict", "than", f"chance ({100 * sure:.4g} % is sure)"), ordered, numeric=(3,))
+    return Table(("engine", "verdict", "than", "chance"), ordered, numeric=(3,))
 
 
 def _chance_words(chance: float) -> str:
