@@ -179,13 +179,7 @@ def _vllm_claims(folder: Path) -> Claims:
 def _guidellm_command(python: Path, load: Load, folder: Path) -> Sequence[str]:
     rows = ({"prompt": prompt, "output_tokens_count": load.output_tokens} for prompt in load.prompts)
     spec = {
-        "backend": {
-            "kind": "openai_http",
-            "target": load.url,
-            "model": load.model,
-            # It would also ask for usage in every event (`continuous_usage_stats`), which is no field of OpenAI's.
-            "extras": {"body": {"stream_options": {"include_usage": True}}},
-        },
+        "backend": {"kind": "openai_http", "target": load.url, "model": load.model},
         "profile": {"kind": "constant", "rate": [load.rate_rps]},
         "constraints": [{"kind": "max_requests", "count": len(load.prompts)}],
         "tokenizer": {"kind": "huggingface_auto", "model": str(load.tokenizer)},
