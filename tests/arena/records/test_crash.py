@@ -95,9 +95,9 @@ def test_a_driver_killed_at_any_moment_leaves_whole_cells_only(server: str, tmp_
     folder = tmp_path / "race"
     with racing(server, folder, max_cells=6) as driver:
         wait_until_a_spool_begins(folder, driver)
-        time.sleep(random.Random(seed).uniform(0, 3))
+        time.sleep(random.Random(seed).uniform(0, 1.5))  # a race takes about three seconds
         driver.send_signal(signal.SIGKILL)
-        driver.wait()
+        assert driver.wait() == -signal.SIGKILL, "the race was over already"
     deadline = time.monotonic() + 10  # the load process sees that its driver is gone; until then it writes
     while lives_of(folder) and time.monotonic() < deadline:
         time.sleep(0.05)
