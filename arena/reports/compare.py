@@ -5,7 +5,7 @@ Different machines are compared, since that is a fair question, and the table sa
 of the races did other work there than its rivals, so it gets no verdict here either.
 
 Where both races had the same plans (the later one was given the earlier one's `--seed`), requests are compared one by
-one, too: what chance put into a plan cancels in the difference (`arena.judging.pairs`).
+one, too: what chance put into a plan cancels in the difference (`arena.judging.differences`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from arena.judging.differences import Paired, paired
 from arena.judging.knee import Knee, probability_better
-from arena.judging.pairs import Paired, paired
 from arena.judging.results import EngineResult, RaceResult
 from arena.judging.trends import change_words
 from arena.load.calibration import worst_floor_ms

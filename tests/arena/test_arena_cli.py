@@ -132,21 +132,17 @@ def test_a_race_compared_with_itself_has_not_changed(finished: tuple[Path, str])
     assert "cannot be told apart" in arena("compare", str(finished[0]), str(finished[0])).stdout
 
 
+def race_command(server: str, scenario: Path, out: Path) -> list[str]:
+    """Uncalibrated: a busy machine would refuse the race."""
+    target = ("--targets", f"one={server}", "--out", str(out))
+    return [sys.executable, "-m", "arena.commands.cli", "run", str(scenario), *target, "--no-calibration"]
+
+
 def test_ctrl_c_leaves_a_readable_partial_result(server: str, scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "race"
-    command = [
-        sys.executable,
-        "-m",
-        "arena.commands.cli",
-        "run",
-        str(scenario),
-        "--targets",
-        f"one={server}",
-        "--out",
-        str(out),
-        "--no-calibration",  # a busy machine would refuse the race
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        race_command(server, scenario, out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "requests/s" in line and "holds" in line:
@@ -246,19 +242,9 @@ def test_a_folder_with_somebody_elses_files_is_left_alone(scenario: Path, tmp_pa
 
 def start_a_race(server: str, scenario: Path, out: Path) -> subprocess.Popen[str]:
     """A race that has one verdict and is in its second cell."""
-    command = [
-        sys.executable,
-        "-m",
-        "arena.commands.cli",
-        "run",
-        str(scenario),
-        "--targets",
-        f"one={server}",
-        "--out",
-        str(out),
-        "--no-calibration",  # a busy machine would refuse the race
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        race_command(server, scenario, out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     for line in process.stdout:
         if "requests/s" in line and "holds" in line:
