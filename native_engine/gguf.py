@@ -1,8 +1,8 @@
-"""GGUF files: a bounds-checked reader and the dequantisation of the block formats we run.
+"""GGUF files: a bounds-checked reader of metadata and tensors.
 
 In: the path of a `.gguf` file (versions 2 and 3, little-endian). Out: its metadata as plain Python values and its
-tensors as fp32. Nothing in the file is trusted: every count, length and offset is checked against the size of the
-file before it is used.
+tensors as fp32, unpacked by block_formats.py. Nothing in the file is trusted: every count, length and offset is checked
+against the size of the file before it is used.
 
     file = GGUFFile(path)
     file.metadata["general.architecture"]     # "llama"
@@ -13,20 +13,16 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from native_engine.block_formats import FORMATS, BlockFormat
 from native_engine.errors import EngineError
-
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Floats: TypeAlias = npt.NDArray[np.float32]
 
 MAGIC = b"GGUF"
 MAX_DIMENSIONS = 4
@@ -37,59 +33,6 @@ MAX_ARRAY_ITEMS = 1 << 22  # vocabularies are far shorter; as a Python list an a
 class BadModelFile(EngineError):
     """The file is not what it claims to be: truncated, corrupt, or of a format that we do not read."""
 
-
-class BlockFormat(NamedTuple):
-    """How one tensor type is laid out: `block_bytes` bytes hold `block_size` values."""
-
-    name: str
-    block_size: int
-    block_bytes: int
-    dequantise: Callable[[Bytes], Floats]  # uint8 [blocks, block_bytes] -> fp32 [blocks, block_size]
-
-
-def _f32(blocks: Bytes) -> Floats:
-    return blocks.view(np.float32)
-
-
-def _f16(blocks: Bytes) -> Floats:
-    return blocks.view(np.float16).astype(np.float32)
-
-
-def _bf16(blocks: Bytes) -> Floats:
-    return (blocks.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def _scale(blocks: Bytes, offset: int = 0) -> Floats:
-    """The fp16 at `offset` of every block, as an fp32 column."""
-    return np.ascontiguousarray(blocks[:, offset : offset + 2]).view(np.float16).astype(np.float32)
-
-
-def _nibbles(packed: Bytes) -> Floats:
-    """4-bit values of a block of 32: the low halves are values 0-15, the high halves values 16-31."""
-    return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=1).astype(np.float32)
-
-
-def _q8_0(blocks: Bytes) -> Floats:
-    return _scale(blocks) * blocks[:, 2:].view(np.int8).astype(np.float32)
-
-
-def _q4_0(blocks: Bytes) -> Floats:
-    return _scale(blocks) * (_nibbles(blocks[:, 2:]) - np.float32(8))
-
-
-def _q4_1(blocks: Bytes) -> Floats:
-    return _scale(blocks) * _nibbles(blocks[:, 4:]) + _scale(blocks, 2)
-
-
-# Keyed by ggml's type number.
-FORMATS: dict[int, BlockFormat] = {
-    0: BlockFormat("F32", 1, 4, _f32),
-    1: BlockFormat("F16", 1, 2, _f16),
-    2: BlockFormat("Q4_0", 32, 18, _q4_0),
-    3: BlockFormat("Q4_1", 32, 20, _q4_1),
-    8: BlockFormat("Q8_0", 32, 34, _q8_0),
-    30: BlockFormat("BF16", 1, 2, _bf16),
-}
 
 _STRING, _ARRAY = 8, 9
 # Keyed by GGUF's metadata type number: (struct code, size in bytes).

@@ -12,9 +12,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from native_engine.block_formats import FORMATS
 from native_engine.gguf import MAGIC, BadModelFile, GGUFFile
 
-QUANTISED = ["Q8_0", "Q4_0", "Q4_1"]
+QUANTISED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
+SCALES = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+}
 
 
 def write(path: Path, tensors: dict[str, tuple[np.ndarray[Any, Any], str]], **fields: Any) -> Path:
@@ -62,6 +72,24 @@ def test_each_format_dequantises_to_the_bits_that_ggml_gives(tmp_path: Path, kin
     assert np.abs(result - values).max() < (0.5 if kind in QUANTISED else 0.02)
 
 
+@pytest.mark.parametrize(
+    "kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"]
+)
+def test_blocks_of_any_bytes_dequantise_to_the_bits_that_ggml_gives(kind: str) -> None:
+    """Every bit of a block takes part: random bytes, but for the fp16 scales, which are any finite number."""
+    number = gguf.GGMLQuantizationType[kind]
+    block_format = FORMATS[int(number)]
+    assert (block_format.name, block_format[1:3]) == (kind, gguf.GGML_QUANT_SIZES[number])
+    source = np.random.default_rng(len(kind) + int(number))
+    blocks = source.integers(0, 256, (1000, block_format.block_bytes), dtype=np.uint8)
+    for at in SCALES.get(kind, (0,)):
+        scales = source.normal(scale=10.0 ** source.integers(-6, 3, (1000, 1))).astype(np.float16)
+        blocks[:, at : at + 2] = scales.view(np.uint8)
+    result = block_format.dequantise(blocks)
+    assert result.dtype == np.float32
+    assert np.array_equal(result, gguf.dequantize(blocks, number))
+
+
 def test_a_tensor_that_is_not_there_is_named(tmp_path: Path) -> None:
     file = GGUFFile(write(tmp_path / "m.gguf", {"w": (matrix(), "F32")}))
     with pytest.raises(BadModelFile, match="no tensor 'nope'"):
@@ -85,14 +113,14 @@ def test_a_version_or_a_tensor_type_that_we_do_not_know_is_named(tmp_path: Path)
     path.write_bytes(content)
     with pytest.raises(BadModelFile, match="version 99"):
         GGUFFile(path)
-    values = np.random.default_rng(1).integers(0, 255, (2, 210), dtype=np.uint8)
+    values = np.random.default_rng(1).integers(0, 255, (2, 54), dtype=np.uint8)
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tensor("w", values, raw_dtype=gguf.GGMLQuantizationType.Q6_K)
+    writer.add_tensor("w", values, raw_dtype=gguf.GGMLQuantizationType.TQ1_0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(BadModelFile, match="'w' has ggml type 14; the types we read are BF16, F16"):
+    with pytest.raises(BadModelFile, match="'w' has ggml type 34; the types we read are BF16, F16"):
         GGUFFile(path)
 
 
