@@ -14,16 +14,17 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import aiohttp
-import msgspec
 from rich.table import Table
 
-from adapters.errors import EngineError, GoodgateError
+from adapters.errors import EngineFailed, EngineProtocolError
 from adapters.launching.launch import EngineProcess
-from adapters.wire.sse import EventSplitter
+from arena.load.asking import Refused, ask, model_names
 
+COMPLETIONS = "/v1/completions"
 WORDS = "time river stone market window garden engine letter winter summer bridge signal copper silver morning evening"
 WARM_UP_REQUESTS = 4
 PATIENCE = aiohttp.ClientTimeout(total=600)  # a deep burst on a slow machine takes minutes
@@ -84,13 +85,14 @@ async def burst_table(
         for engine in list(engines) if number % 2 == 0 else reversed(list(engines)):
             say(f"{engine}: starting (pass {number + 1} of {shape.passes})")
             process = engines[engine]()
-            async with process, _client(process.url) as client:
-                served = await _served_model(client)
-                await _burst(client, served, WARM_UP_REQUESTS, shape, rng)
+            async with process, _client() as client:
+                served = await _first_model(client, process.url)
+                fire = partial(send_burst, client, process.url, served, shape, rng)
+                await fire(WARM_UP_REQUESTS)
                 for depth in shape.concurrency:
                     say(f"{engine}: {depth} at once (pass {number + 1} of {shape.passes})")
                     for _ in range(shape.rounds):
-                        burst = await _burst(client, served, depth, shape, rng)
+                        burst = await fire(depth)
                         bursts.setdefault((engine, depth), []).append(burst)
     return [row(engine, depth, bursts[engine, depth]) for engine in engines for depth in shape.concurrency]
 
@@ -143,72 +145,48 @@ def summarise(answers: Sequence[Answer], start_s: float) -> Burst:
     )
 
 
-async def _burst(client: aiohttp.ClientSession, model: str, depth: int, shape: BurstShape, rng: random.Random) -> Burst:
+async def send_burst(
+    client: aiohttp.ClientSession, url: str, model: str, shape: BurstShape, rng: random.Random, depth: int
+) -> Burst:
     bodies = [_body(model, shape, rng) for _ in range(depth)]
-    start_s = time.perf_counter()
-    answers = await asyncio.gather(*(_ask(client, body) for body in bodies))
+    start_s = time.monotonic()  # the clock of the stamps
+    answers = await asyncio.gather(*(_ask(client, url, body) for body in bodies))
     return summarise(answers, start_s)
 
 
-def _body(model: str, shape: BurstShape, rng: random.Random) -> bytes:
+def _body(model: str, shape: BurstShape, rng: random.Random) -> dict[str, Any]:
     """Every prompt starts with a number of its own, so that no engine can answer from its prefix cache."""
     words = WORDS.split()
     prompt = f"{rng.randrange(10**9)} " + " ".join(rng.choice(words) for _ in range(shape.prompt_words))
-    return msgspec.json.encode(
-        {
-            "model": model,
-            "prompt": prompt,
-            "max_tokens": shape.output_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-    )
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": shape.output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
 
 
-async def _ask(client: aiohttp.ClientSession, body: bytes) -> Answer:
+async def _ask(client: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> Answer:
     try:
-        return await _read_answer(client, body)
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise EngineError(
-            f"The engine did not answer: {str(error) or type(error).__name__}; look at its log."
-        ) from error
+        answer = (await ask(client, url + COMPLETIONS, body)).answer
+    except Refused as refusal:
+        raise EngineFailed(f"{url}{COMPLETIONS} refuses a burst: {refusal}.") from refusal
+    prompt, output = answer.in_tok_usage, answer.out_tok_usage
+    if answer.first_gen_ns is None or answer.last_gen_ns is None or prompt is None or output is None:
+        raise EngineProtocolError(f"{url} sent no text or no usage; look at its log.")
+    return Answer(answer.first_gen_ns / 1e9, answer.last_gen_ns / 1e9, prompt, output)
 
 
-async def _read_answer(client: aiohttp.ClientSession, body: bytes) -> Answer:
-    splitter = EventSplitter()
-    stamps: list[float] = []
-    usage: dict[str, Any] | None = None
-    headers = {"Content-Type": "application/json"}
-    async with client.post("/v1/completions", data=body, headers=headers) as response:
-        if response.status != 200:
-            raise EngineError(f"The engine answered {response.status}: {(await response.text())[:200]}")
-        async for data in response.content.iter_any():
-            now = time.perf_counter()
-            for event in splitter.feed(data):
-                if event.data == b"[DONE]":
-                    continue
-                payload = msgspec.json.decode(event.data)
-                if "error" in payload:
-                    raise EngineError(f"The engine broke off: {payload['error']}")
-                if any(choice.get("text") for choice in payload.get("choices") or []):
-                    stamps.append(now)
-                usage = payload.get("usage") or usage
-    if not stamps or usage is None:
-        raise EngineError("The engine sent no text or no usage; look at its log.")
-    return Answer(stamps[0], stamps[-1], usage["prompt_tokens"], usage["completion_tokens"])
-
-
-def _client(url: str) -> aiohttp.ClientSession:
+def _client() -> aiohttp.ClientSession:
     """A connection for each request: some engines (llama.cpp) close it after a stream without saying so."""
-    return aiohttp.ClientSession(url, timeout=PATIENCE, connector=aiohttp.TCPConnector(limit=0, force_close=True))
+    return aiohttp.ClientSession(timeout=PATIENCE, connector=aiohttp.TCPConnector(limit=0, force_close=True))
 
 
-async def _served_model(client: aiohttp.ClientSession) -> str:
-    async with client.get("/v1/models") as response:
-        listing = await response.json(content_type=None)
-    if not listing.get("data"):
-        raise GoodgateError("The engine lists no model; look at its log.")
-    name: str = listing["data"][0]["id"]
-    return name
+async def _first_model(client: aiohttp.ClientSession, url: str) -> str:
+    names = await model_names(client, url)
+    if not names:
+        raise EngineProtocolError(f"{url} lists no model; look at its log.")
+    return names[0]

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from arena.load.plan import PlannedRequest
-from arena.load.stream_reader import ResponseReader
+from arena.load.response_reader import ResponseReader
 
 READ, WRITE = 1, 2
 RECV_BYTES = 64 << 10

@@ -24,6 +24,7 @@ import gevent.event
 import locust
 from locust.env import Environment
 
+from arena.load.answer_reader import AnswerReader
 from arena.load.connection import Address, Exchange, Pool
 from arena.load.cpu_audit import MachineMeter
 from arena.load.cpu_slice import ask_for_short_slices
@@ -34,7 +35,6 @@ from arena.load.plan import CellPlan
 from arena.load.request_row import CANCELLED, request_row
 from arena.load.sleeper import Sleeper
 from arena.load.spool import HealthRow, RequestRow, SpoolFooter, SpoolWriter
-from arena.load.stream_reader import AnswerReader
 
 TICK_S = 0.05  # timeouts and connections are looked at this often
 TICKS_PER_SAMPLE = 5
@@ -171,7 +171,9 @@ class Cell:
                 reader.feed(t_ns - self.epoch_ns, body)
                 if gives_way and index % READS_PER_SLICE == 0:
                     gevent.sleep(0)
-            row = request_row(exchange, reader.answer(exchange.response), epoch_ns=self.epoch_ns, worker=self.worker)
+            response = exchange.response
+            answer = reader.answer(http=response.http, fault=response.fault, is_event_stream=response.is_event_stream)
+            row = request_row(exchange, answer, epoch_ns=self.epoch_ns, worker=self.worker)
             self.num_texts += row.text is not None
             self.writer.write(row)
             self.ended.popleft()

@@ -5,16 +5,16 @@ Stamps come in CLOCK_MONOTONIC and leave as nanoseconds from the cell's start.
 
 from __future__ import annotations
 
+from arena.load.answer_reader import Answer
 from arena.load.connection import Exchange
 from arena.load.spool import RequestRow, Status
-from arena.load.stream_reader import Answer
 
 CANCELLED = "cell_ended"
 CLIENT_TIMEOUTS = ("request_timeout", "connect_timeout")
 
 
 def request_row(exchange: Exchange, answer: Answer, *, epoch_ns: int, worker: int) -> RequestRow:
-    """`answer` has stamps from the cell's start already, but for its first byte."""
+    """The row; `answer` has stamps from the cell's start already."""
 
     def relative(t_ns: int | None) -> int | None:
         return None if t_ns is None else t_ns - epoch_ns
@@ -31,7 +31,7 @@ def request_row(exchange: Exchange, answer: Answer, *, epoch_ns: int, worker: in
         sent_ns=relative(exchange.sent_ns),
         connected_ns=relative(exchange.connected_ns),
         wrote_ns=relative(exchange.wrote_ns),
-        first_byte_ns=relative(answer.first_byte_ns),
+        first_byte_ns=relative(exchange.response.first_byte_ns),
         role_ns=answer.role_ns,
         first_reason_ns=answer.first_reason_ns,
         first_text_ns=answer.first_text_ns,
@@ -40,7 +40,7 @@ def request_row(exchange: Exchange, answer: Answer, *, epoch_ns: int, worker: in
         usage_ns=answer.usage_ns,
         done_ns=relative(exchange.done_ns),
         status=status,
-        http=answer.http,
+        http=exchange.response.http,
         err_class=err_class,
         err_message=answer.err_message,
         finish_reason=answer.finish_reason,
@@ -69,7 +69,7 @@ def _outcome(exchange: Exchange, answer: Answer) -> tuple[Status, str | None]:
         return "cancelled", None
     if fault in CLIENT_TIMEOUTS:
         return "timeout", fault
-    if answer.http is None and fault is not None:
+    if exchange.response.http is None and fault is not None:
         return "error", fault
     if answer.status == "truncated" and fault is not None:
         return "truncated", fault

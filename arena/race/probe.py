@@ -20,12 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-import msgspec
 
 from adapters.errors import EngineError, EngineFailed, EngineProtocolError, EngineUnavailable
-from adapters.wire.unreachable import why_unreachable
+from arena.load.asking import CHAT, Asked, Refused, ask, model_names
 from arena.load.plan import Prompt, PromptSource, Target
-from arena.race.one_answer import Answer, Refused, ask, start_of
 from arena.race.own_report import own_report
 
 PROBE_TOKENS = 24
@@ -104,87 +102,99 @@ async def probe(
 ) -> Found:
     """Raises `EngineError` with a sentence when the engine does not answer as OpenAI's chat route does."""
     sent_headers = dict(headers or {})
+    chat = url + CHAT
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S, sock_connect=5)
     async with aiohttp.ClientSession(timeout=timeout, headers=sent_headers) as client:
         served = model or await only_model(client, url)
         plain = {"model": served, **prompt.fields, "max_tokens": PROBE_TOKENS, "stream": True}
-        answer, granted = await _least_refused(client, url, plain, wishes)
-        if answer.first_s is None:
+        first, granted = await _least_refused(client, chat, plain, wishes)
+        if first.first_s is None:
             raise EngineProtocolError(f"{url} answered without any text.")
-        is_exact = "ignore_eos" not in wishes or answer.tokens in (None, PROBE_TOKENS)
-        min_tokens = None if is_exact else await _keeps_min_tokens(client, url, {**plain, **granted})
-        again = await _try(client, url, {**plain, **granted, **(COUNTED if "stream_options" in granted else {})})
-        if again is None:  # refused: the same prompt a second time is asked for all the same
-            again = await _try(client, url, {**plain, **granted})
-        counts_events = again is not None and again.pieces > 0 and again.counted_pieces == again.pieces
-        if counts_events and _sends_several(answer):
+        length = first.answer.out_tok_usage
+        is_exact = "ignore_eos" not in wishes or length in (None, PROBE_TOKENS)
+        min_tokens = None if is_exact else await _keeps_min_tokens(client, chat, {**plain, **granted})
+        again = await _ask_again(client, chat, {**plain, **granted})
+        called = await _try(client, chat, {**plain, "tools": [TOOL], "tool_choice": "required"})
+        capabilities = _capabilities(first, again, called, min_tokens)
+        if capabilities.counts_events and _sends_several(first):
             granted = {**granted, **COUNTED}
-        called = await _try(client, url, {**plain, "tools": [TOOL], "tool_choice": "required"})
-        told_again = again.cached_tokens if again is not None else None
         return Found(
             url=url,
             model=served,
             fields={"stream": True, **granted},
             refused=tuple(sorted(set(wishes) - set(granted))),
-            exact_length=answer.tokens == PROBE_TOKENS,
-            counts_tokens=answer.tokens is not None,
-            ttft_ms=(answer.first_s or 0.0) * 1000,
-            prompt_tokens=answer.prompt_tokens,
+            exact_length=length == PROBE_TOKENS,
+            counts_tokens=length is not None,
+            ttft_ms=first.first_s * 1000,
+            prompt_tokens=first.answer.in_tok_usage,
             prompt_asked=prompt.prompt_tokens,
-            capabilities=Capabilities(
-                streams=_streams(answer),
-                min_tokens=min_tokens,
-                counts_events=counts_events,
-                tells_cached=answer.cached_tokens is not None or told_again is not None,
-                caches=None if told_again is None else told_again > 0,
-                reasoning=answer.has_reasoning,
-                tools=called is not None and called.has_tool_calls,
-            ),
+            capabilities=capabilities,
             settings=await own_report(client, url),
-            served_by=answer.served_by,
+            served_by=first.served_by,
             headers=sent_headers,
         )
 
 
 async def _least_refused(
-    client: aiohttp.ClientSession, url: str, plain: Mapping[str, Any], wishes: Mapping[str, Any]
-) -> tuple[Answer, dict[str, Any]]:
+    client: aiohttp.ClientSession, chat: str, plain: Mapping[str, Any], wishes: Mapping[str, Any]
+) -> tuple[Asked, dict[str, Any]]:
     """The first answer, and the wishes that were left when it came."""
     granted = dict(wishes)
     while True:
         try:
-            return await ask(client, url, {**plain, **granted}), granted
+            return await ask(client, chat, {**plain, **granted}), granted
         except Refused as refusal:
             if not granted:
-                raise EngineFailed(f"{url} refuses a plain chat request: {refusal}.") from refusal
+                raise EngineFailed(f"{chat} refuses a plain chat request: {refusal}.") from refusal
             del granted[_blamed(str(refusal), granted)]
 
 
-async def _keeps_min_tokens(client: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> bool:
+async def _keeps_min_tokens(client: aiohttp.ClientSession, chat: str, body: Mapping[str, Any]) -> bool:
     """Where the length was not kept, would `min_tokens` keep it? It is told and not used: bodies are the same for all
     engines, and its value differs from request to request.
     """
-    longer = await _try(client, url, {**body, "min_tokens": PROBE_TOKENS})
-    return longer is not None and longer.tokens == PROBE_TOKENS
+    longer = await _try(client, chat, {**body, "min_tokens": PROBE_TOKENS})
+    return longer is not None and longer.answer.out_tok_usage == PROBE_TOKENS
 
 
-async def _try(client: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> Answer | None:
+async def _ask_again(client: aiohttp.ClientSession, chat: str, body: Mapping[str, Any]) -> Asked | None:
+    """The same prompt a second time, which a prefix cache would know; with usage in every event where that is taken."""
+    counted = await _try(client, chat, {**body, **COUNTED}) if "stream_options" in body else None
+    return counted or await _try(client, chat, body)
+
+
+async def _try(client: aiohttp.ClientSession, chat: str, body: Mapping[str, Any]) -> Asked | None:
     """The answer to something that an engine need not be able to do."""
     try:
-        return await ask(client, url, body)
+        return await ask(client, chat, body)
     except (Refused, EngineError):
         return None
 
 
-def _streams(answer: Answer) -> bool | None:
+def _capabilities(first: Asked, again: Asked | None, called: Asked | None, min_tokens: bool | None) -> Capabilities:
+    told_again = again.answer.cached_tok if again is not None else None
+    return Capabilities(
+        streams=_streams(first),
+        min_tokens=min_tokens,
+        counts_events=again is not None and again.answer.tokens_known,
+        tells_cached=first.answer.cached_tok is not None or told_again is not None,
+        caches=None if told_again is None else told_again > 0,
+        reasoning=first.has_reasoning,
+        tools=called is not None and called.has_tool_calls,
+    )
+
+
+def _streams(asked: Asked) -> bool | None:
     """Whether its events came over time; the detectors judge it by what comes in the cells."""
-    if answer.pieces < 2 or answer.first_s is None or answer.last_s is None:
-        return False if answer.tokens is not None and answer.tokens > 1 else None
-    return answer.last_s - answer.first_s >= STREAM_SHARE * answer.last_s
+    tokens = asked.answer.out_tok_usage
+    if asked.answer.n_chunks < 2 or asked.first_s is None or asked.last_s is None:
+        return False if tokens is not None and tokens > 1 else None
+    return asked.last_s - asked.first_s >= STREAM_SHARE * asked.last_s
 
 
-def _sends_several(answer: Answer) -> bool:
-    return answer.tokens is not None and answer.tokens >= SEVERAL_TOKENS * answer.pieces
+def _sends_several(asked: Asked) -> bool:
+    tokens = asked.answer.out_tok_usage
+    return tokens is not None and tokens >= SEVERAL_TOKENS * asked.answer.n_chunks
 
 
 async def served_model(url: str) -> str:
@@ -195,18 +205,7 @@ async def served_model(url: str) -> str:
 
 async def only_model(client: aiohttp.ClientSession, url: str) -> str:
     """The one model that the engine serves; a choice must be made by name (`--targets name=url@model`)."""
-    try:
-        async with client.get(url + "/v1/models") as response:
-            body = await response.read()
-            if response.status >= 400:
-                raise EngineUnavailable(f"{url}/v1/models answered HTTP {response.status}: {start_of(body)}")
-            names = [str(entry["id"]) for entry in msgspec.json.decode(body)["data"]]
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise EngineUnavailable(f"Nothing answers at {url}: {why_unreachable(error)}.") from error
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
-        raise EngineProtocolError(
-            f"{url}/v1/models is not an OpenAI list of models; name it with {url}@MODEL."
-        ) from error
+    names = await model_names(client, url)
     if len(names) != 1:
         raise EngineUnavailable(f"{url} serves {', '.join(names) or 'no model'}; choose one with {url}@MODEL.")
     return names[0]
@@ -232,12 +231,13 @@ async def warm_up(target: Target, prompts: PromptSource, size: int, *, timeout_s
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=dict(target.headers)) as client:
         results = await asyncio.gather(
-            *(ask(client, target.url, _body(prompts(seq), target)) for seq in range(size)), return_exceptions=True
+            *(ask(client, target.url + CHAT, _body(prompts(seq), target)) for seq in range(size)),
+            return_exceptions=True,
         )
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, (EngineError, Refused)):
             raise result
-    completed = sum(isinstance(result, Answer) for result in results)
+    completed = sum(isinstance(result, Asked) for result in results)
     if not completed:
         raise EngineFailed(f"None of {size} simultaneous requests was answered: {results[0]}")
     return completed / (time.monotonic() - started)

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
-from arena.load.burst import Answer, Burst, row, summarise
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from adapters.errors import EngineError
+from arena.load.burst import Answer, Burst, BurstShape, row, send_burst, summarise
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 4}
+
+
+@asynccontextmanager
+async def serving(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_post("/v1/completions", answer)
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")
 
 
 def test_a_burst_counts_from_its_start_to_the_last_token_of_the_last_answer() -> None:
@@ -25,3 +44,34 @@ def test_a_row_shows_the_median_and_the_extremes() -> None:
     table_row = row("native", 8, bursts)
     assert (table_row.tokens_per_s, table_row.lo, table_row.hi) == (200, 100, 300)
     assert (table_row.ttft_ms, table_row.tpot_ms, table_row.rounds) == (6, 11, 3)
+
+
+async def whole(request: web.Request) -> web.Response:
+    body = await request.json()
+    events = [*({"choices": [{"text": "hello "}]} for _ in range(body["max_tokens"])), {"choices": [], "usage": USAGE}]
+    lines = [*map(json.dumps, events), "[DONE]"]
+    return web.Response(text="".join(f"data: {line}\n\n" for line in lines), content_type="text/event-stream")
+
+
+async def test_a_burst_sends_so_many_at_once_and_counts_what_the_engine_says() -> None:
+    async with serving(whole) as url, aiohttp.ClientSession() as client:
+        burst = await send_burst(client, url, "m", BurstShape(output_tokens=4), random.Random(1), 3)
+    assert burst.prompt_tokens == 9
+    assert burst.tokens_per_s > 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (web.Response(status=400, text="no such field"), "refuses a burst: HTTP 400 no such field"),
+        (web.Response(text="data: [1]\n\n", content_type="text/event-stream"), "not OpenAI's"),
+        (web.Response(text="data: [DONE]\n\n", content_type="text/event-stream"), "no text or no usage"),
+    ],
+)
+async def test_a_burst_that_is_not_answered_is_told_in_a_sentence(answer: web.Response, told: str) -> None:
+    async def say(_request: web.Request) -> web.Response:
+        return answer
+
+    async with serving(say) as url, aiohttp.ClientSession() as client:
+        with pytest.raises(EngineError, match=told):
+            await send_burst(client, url, "m", BurstShape(), random.Random(1), 1)

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arena.load import scripted_engine as scripted
+from arena.load.answer_reader import Answer, AnswerReader
+from arena.load.response_reader import ResponseReader
 from arena.load.scripted_engine import DONE, finish_event, role_event, text_event, usage_event
 from arena.load.spool import REASONING, TEXT, TOOL_CALL
-from arena.load.stream_reader import Answer, AnswerReader, ResponseReader
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 LAST = b"0\r\n\r\n"
@@ -35,7 +36,8 @@ def read(pieces: Sequence[tuple[float, bytes]], *, closes: bool = False) -> tupl
     reader = AnswerReader()
     for t_ns, body in response.reads:
         reader.feed(t_ns, body)
-    return response, reader.answer(response)
+    answer = reader.answer(http=response.http, fault=response.fault, is_event_stream=response.is_event_stream)
+    return response, answer
 
 
 def stream(*events: tuple[float, str], end: bytes = LAST, closes: bool = False) -> Answer:
@@ -149,8 +151,8 @@ def test_every_kind_of_refusal_has_its_name(head: bytes, body: bytes, closes: bo
 
 
 def test_a_refusal_keeps_what_the_engine_said() -> None:
-    _response, answer = read([(1, b"HTTP/1.1 429 Slow\r\nContent-Length: 12\r\n\r\n"), (2, b"quota is out")])
-    assert (answer.http, answer.err_message) == (429, "quota is out")
+    response, answer = read([(1, b"HTTP/1.1 429 Slow\r\nContent-Length: 12\r\n\r\n"), (2, b"quota is out")])
+    assert (response.http, answer.err_message) == (429, "quota is out")
 
 
 def test_an_interim_response_is_passed_over() -> None:
@@ -216,3 +218,8 @@ def test_a_stream_reads_the_same_wherever_it_is_cut(data: st.DataObject, line_en
 
 def test_a_stream_without_the_blank_line_after_done_is_whole() -> None:
     assert stream((10, text_event("a")), (20, "data: [DONE]\n")).status == "ok"
+
+
+def test_a_done_with_a_space_behind_it_ends_the_answer_and_does_not_spoil_it() -> None:
+    """Server-sent events keep trailing spaces; the probe took it for an end while every cell counted a failure."""
+    assert stream((10, text_event("a")), (20, "data: [DONE] \n\n")).status == "ok"

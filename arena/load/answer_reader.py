@@ -1,11 +1,13 @@
-"""Reading one streamed answer without I/O, in two stages that run at different times.
+"""What one streamed answer said, and when: body pieces with their stamps in, an `Answer` out. No I/O.
 
-    socket read -> stamp -> `ResponseReader.feed(t_ns, data)`        in the hot path: HTTP framing only
-    afterwards           -> `AnswerReader.feed(t_ns, body)`          beside it: events, JSON, token stamps
-                         -> `AnswerReader.answer(response)`          what happened, and whether it counts as an answer
+    reader = AnswerReader()
+    reader.feed(t_ns, body)                       # events, JSON, token stamps
+    reader.answer(http=200, fault=None)           # what happened, and whether it counts as an answer
 
-The stamp is taken before anything is parsed, and parsing waits until the answer has ended, so that neither delays the
-stamp of a neighbour. An event carries the stamp of the read that completed it.
+Whoever reads an engine's stream reads it here: a cell's recorder from the pieces of `arena.load.response_reader`, and
+probes and bursts as it comes, so that an engine is probed for what will be counted. The cells' stamps are taken before
+anything is parsed, and parsing waits until the answer has ended, so that neither delays the stamp of a neighbour. An
+event carries the stamp of the read that completed it.
 
 What counts: the first generated event is the first with non-empty text, reasoning or tool-call arguments; a role alone
 is not one. A usage event or `[DONE]` after the last generated event does not extend the answer. An answer is ok only if
@@ -16,8 +18,6 @@ one.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,175 +27,7 @@ from adapters.errors import EngineProtocolError
 from adapters.wire.sse import Event, EventSplitter
 from arena.load.spool import REASONING, TEXT, TOOL_CALL, Status
 
-MAX_HEAD_BYTES = 64 << 10
 MAX_MESSAGE_CHARS = 300
-MAX_INTERIM_RESPONSES = 16
-
-
-class _BadFraming(Exception):
-    """The bytes are not HTTP/1.1 as we know it."""
-
-
-class ResponseReader:
-    """Framing of one HTTP/1.1 response. `reads` holds what came of the body, each piece with its stamp."""
-
-    def __init__(self) -> None:
-        self.http: int | None = None
-        self.headers: dict[str, str] = {}
-        self.first_byte_ns: int | None = None
-        self.reads: list[tuple[int, bytes]] = []
-        self.is_complete = False  # nothing more belongs to this response, for good or ill
-        self.keeps_alive = False  # the connection may carry another request
-        self.fault: str | None = None  # "bad_http", "cut_off" or "connection_closed"
-        self._stage: Callable[[bytes], bytes] = self._head
-        self._buffer = b""
-        self._left = 0  # of a body with a length
-        self._chunk_left = 0
-        self._num_interim = 0
-
-    def feed(self, t_ns: int, data: bytes) -> bool:
-        """Take one read. True when the response is complete."""
-        if self.first_byte_ns is None:
-            self.first_byte_ns = t_ns
-        try:
-            body = self._stage(data)
-        except _BadFraming:
-            self._fail("bad_http")
-            return True
-        if body:
-            self.reads.append((t_ns, body))
-        return self.is_complete
-
-    def end(self) -> None:
-        """The connection is gone. A body without length or chunks ends that way; any other is cut off."""
-        if self.is_complete:
-            return
-        if self._stage == self._until_close:
-            self.is_complete = True
-        else:
-            self._fail("cut_off" if self.http is not None else "connection_closed")
-
-    def _fail(self, fault: str) -> None:
-        self.fault = fault
-        self.is_complete = True
-        self.keeps_alive = False
-
-    def _finish(self, rest: bytes) -> None:
-        self.is_complete = True
-        if rest:  # bytes that nobody asked for: this connection cannot be trusted with another request
-            self.keeps_alive = False
-
-    def _head(self, data: bytes) -> bytes:
-        self._buffer += data
-        head, end, rest = self._buffer.partition(b"\r\n\r\n")
-        if not end:
-            if len(self._buffer) > MAX_HEAD_BYTES:
-                raise _BadFraming
-            return b""
-        version, code, self.headers = _parse_head(head)
-        self._buffer = b""
-        if 100 <= code < 200:  # an interim response; the real one follows
-            self._num_interim += 1
-            if self._num_interim > MAX_INTERIM_RESPONSES:
-                raise _BadFraming
-            return self._head(rest) if rest else b""
-        self.http = code
-        connection = self.headers.get("connection", "").lower()
-        self.keeps_alive = "close" not in connection and (version == b"HTTP/1.1" or "keep-alive" in connection)
-        self._stage = self._body_stage(code)
-        if self.is_complete:
-            self._finish(rest)
-            return b""
-        return self._stage(rest) if rest else b""
-
-    def _body_stage(self, code: int) -> Callable[[bytes], bytes]:
-        if "chunked" in self.headers.get("transfer-encoding", "").lower():
-            return self._chunks
-        if (length := self.headers.get("content-length")) is not None or code in (204, 304):
-            if length is not None and not re.fullmatch("[0-9]{1,18}", length):
-                raise _BadFraming
-            self._left = int(length or 0)
-            self.is_complete = self._left == 0
-            return self._with_length
-        self.keeps_alive = False
-        return self._until_close
-
-    def _with_length(self, data: bytes) -> bytes:
-        body = data[: self._left]
-        self._left -= len(body)
-        if not self._left:
-            self._finish(data[len(body) :])
-        return body
-
-    def _until_close(self, data: bytes) -> bytes:
-        return data
-
-    def _chunks(self, data: bytes) -> bytes:
-        """Payload of a piece of a chunked body. `_chunk_left` counts a chunk's payload and the line end after it."""
-        if self._buffer:
-            data, self._buffer = self._buffer + data, b""
-        parts: list[bytes] = []
-        at = 0
-        while at < len(data):
-            if self._chunk_left:
-                step = min(self._chunk_left, len(data) - at)
-                payload = min(step, max(self._chunk_left - 2, 0))
-                parts.append(data[at : at + payload])
-                self._chunk_left -= step
-                at += step
-                continue
-            line_end = data.find(b"\r\n", at)
-            if line_end < 0:
-                self._hold(data[at:])
-                break
-            size = _chunk_size(data[at:line_end])
-            at = line_end + 2
-            if size == 0:
-                self._stage = self._trailer
-                self._trailer(data[at:])
-                break
-            self._chunk_left = size + 2
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _trailer(self, data: bytes) -> bytes:
-        """After the last chunk: trailer lines, which nobody reads, then an empty one."""
-        lines = self._buffer + data
-        self._buffer = b""
-        while True:
-            line, end, lines_left = lines.partition(b"\r\n")
-            if not end:
-                self._hold(line)
-                return b""
-            if not line:
-                self._finish(lines_left)
-                return b""
-            lines = lines_left
-
-    def _hold(self, part: bytes) -> None:
-        if len(part) > MAX_HEAD_BYTES:
-            raise _BadFraming
-        self._buffer = part
-
-
-def _parse_head(head: bytes) -> tuple[bytes, int, dict[str, str]]:
-    status_line, *lines = head.split(b"\r\n")
-    parts = status_line.split(b" ", 2)
-    if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not re.fullmatch(b"[1-9][0-9]{2}", parts[1]):
-        raise _BadFraming
-    headers: dict[str, str] = {}
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        if not colon:
-            raise _BadFraming
-        headers[name.decode("latin-1").lower()] = value.strip().decode("latin-1")
-    return parts[0], int(parts[1]), headers
-
-
-def _chunk_size(line: bytes) -> int:
-    digits = line.partition(b";")[0].strip()
-    if not re.fullmatch(b"[0-9a-fA-F]{1,15}", digits):
-        raise _BadFraming
-    return int(digits, 16)
 
 
 class _Function(msgspec.Struct):
@@ -260,8 +92,6 @@ class Answer:
     status: Status = "ok"
     err_class: str | None = None
     err_message: str | None = None
-    http: int | None = None
-    first_byte_ns: int | None = None
     role_ns: int | None = None
     first_reason_ns: int | None = None
     first_text_ns: int | None = None
@@ -308,15 +138,20 @@ class AnswerReader:
         for event in events:
             self._read(t_ns, event)
 
-    def answer(self, response: ResponseReader) -> Answer:
-        """The response has ended, well or not: judge it."""
+    @property
+    def has_failed(self) -> bool:
+        """An error or something unreadable has come: whatever follows, this is a failure."""
+        return self._answer.status == "error"
+
+    def answer(self, *, http: int | None, fault: str | None, is_event_stream: bool = True) -> Answer:
+        """The response has ended, well or not: judge it. `http`: its status, None where none came. `fault`: what was
+        wrong with its framing, as `ResponseReader.fault` has it. `is_event_stream`: its content type said so.
+        """
         for event in self._events.close():
             self._read(self._last_ns, event)
         answer = self._answer
-        answer.http = response.http
-        answer.first_byte_ns = response.first_byte_ns
         answer.text = "".join(self._texts) if self._texts else None
-        status, err_class = self._verdict(response)
+        status, err_class = self._verdict(http, fault, is_event_stream)
         if status == answer.status and err_class == answer.err_class:
             return answer
         answer.status, answer.err_class = status, err_class
@@ -324,21 +159,21 @@ class AnswerReader:
             answer.err_message = self._start[:MAX_MESSAGE_CHARS].decode("utf-8", "replace")
         return answer
 
-    def _verdict(self, response: ResponseReader) -> tuple[Status, str | None]:
+    def _verdict(self, http: int | None, fault: str | None, is_event_stream: bool) -> tuple[Status, str | None]:
         answer = self._answer
-        if response.fault in ("bad_http", "connection_closed"):
-            return "error", response.fault
-        if response.http != 200:
-            return "error", f"http_{response.http}"
+        if fault in ("bad_http", "connection_closed"):
+            return "error", fault
+        if http != 200:
+            return "error", f"http_{http}"
         if answer.status == "error":
             return answer.status, answer.err_class
         if self._is_done:
             return "ok", None
-        if response.fault == "cut_off":
+        if fault == "cut_off":
             return "truncated", "cut_off"
         if answer.finish_reason is not None:
             return "ok", None
-        if not self._num_events and "event-stream" not in response.headers.get("content-type", ""):
+        if not self._num_events and not is_event_stream:
             return "error", "not_a_stream"
         return "truncated", "no_end"
 
@@ -350,7 +185,7 @@ class AnswerReader:
 
     def _read(self, t_ns: int, event: Event) -> None:
         self._num_events += 1
-        if event.data == b"[DONE]":
+        if event.data.strip() == b"[DONE]":
             self._is_done = True
             return
         try:

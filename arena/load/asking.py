@@ -1,0 +1,114 @@
+"""An engine asked outside the measured path: which models it serves, and one streamed request, read to its end.
+
+    names = await model_names(client, url)
+    asked = await ask(client, url + CHAT, body)
+
+Probes, warm-ups and bursts use it. What counts as an answer is what counts in a cell (`arena.load.answer_reader`);
+stamps are taken after the read, which is exact enough to see how an answer comes, and no more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from adapters.errors import EngineFailed, EngineProtocolError, EngineUnavailable
+from adapters.wire.unreachable import why_unreachable
+from arena.load.answer_reader import MAX_MESSAGE_CHARS, Answer, AnswerReader
+from arena.load.spool import TOOL_CALL
+
+CHAT = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A whole answer. `sent_ns` and its stamps are of one clock, CLOCK_MONOTONIC."""
+
+    sent_ns: int
+    answer: Answer
+    served_by: str  # our gateway's header, where one is in between
+
+    @property
+    def first_s(self) -> float | None:
+        """Seconds from the send to the first generated event; None where nothing was generated."""
+        return None if self.answer.first_gen_ns is None else (self.answer.first_gen_ns - self.sent_ns) / 1e9
+
+    @property
+    def last_s(self) -> float | None:
+        """Seconds from the send to the last generated event."""
+        return None if self.answer.last_gen_ns is None else (self.answer.last_gen_ns - self.sent_ns) / 1e9
+
+    @property
+    def has_reasoning(self) -> bool:
+        return self.answer.first_reason_ns is not None
+
+    @property
+    def has_tool_calls(self) -> bool:
+        return TOOL_CALL in self.answer.token_kind
+
+
+class Refused(Exception):
+    """The engine answered a 4xx status."""
+
+
+async def ask(client: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> Asked:
+    """Post `body` to a route. Raises `Refused`, or an `EngineError` with a sentence, where no whole answer comes."""
+    reader = AnswerReader()
+    sent_ns = time.monotonic_ns()
+    try:
+        async with client.post(url, json=body) as response:
+            if response.status >= 400:
+                text = start_of(await response.content.read(4096))
+                if response.status < 500:
+                    raise Refused(f"HTTP {response.status} {text}")
+                raise EngineFailed(f"{url} answered HTTP {response.status}: {text}")
+            served_by = response.headers.get("x-goodgate-engine", "")
+            async for data in response.content.iter_any():
+                reader.feed(time.monotonic_ns(), data)
+                if reader.has_failed:
+                    break  # an engine may keep the connection open after its error
+            answer = reader.answer(http=response.status, fault=None)
+    except TimeoutError as error:
+        waited_s = (time.monotonic_ns() - sent_ns) / 1e9
+        raise EngineUnavailable(f"{url} did not answer within {waited_s:.1f} s.") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise EngineUnavailable(f"{url} broke off: {str(error) or type(error).__name__}.") from error
+    if answer.status != "ok":
+        raise _failure(url, answer)
+    return Asked(sent_ns, answer, served_by)
+
+
+def _failure(url: str, answer: Answer) -> EngineFailed | EngineProtocolError:
+    if answer.err_class == "error_event":
+        return EngineFailed(f"{url} reported an error in its stream: {answer.err_message}")
+    if answer.err_class == "bad_event":
+        return EngineProtocolError(f"{url} sent an event that is not OpenAI's: {answer.err_message}.")
+    if answer.status == "truncated":
+        return EngineProtocolError(f"{url} ended an answer without a finish reason and without [DONE].")
+    return EngineProtocolError(f"{url} gave no answer ({answer.err_class}): {answer.err_message}")
+
+
+async def model_names(client: aiohttp.ClientSession, url: str) -> list[str]:
+    """The models that the engine at `url` lists. Raises an `EngineError` where it has no such list."""
+    try:
+        async with client.get(url + "/v1/models") as response:
+            body = await response.read()
+            if response.status >= 400:
+                raise EngineUnavailable(f"{url}/v1/models answered HTTP {response.status}: {start_of(body)}")
+            return [str(entry["id"]) for entry in msgspec.json.decode(body)["data"]]
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise EngineUnavailable(f"Nothing answers at {url}: {why_unreachable(error)}.") from error
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise EngineProtocolError(
+            f"{url}/v1/models is not an OpenAI list of models; name it with {url}@MODEL."
+        ) from error
+
+
+def start_of(body: bytes) -> str:
+    """The first words of a body, in one line."""
+    return " ".join(body[:MAX_MESSAGE_CHARS].decode("utf-8", "replace").split())
