@@ -4,7 +4,7 @@
     options: {model: smollm2-135m-instruct, kv_cache_mib: 512, max_num_seqs: 64}
 
 Messages and tools become text through the model's own chat template, text becomes token ids here, and several choices
-become requests of their own, which share the prompt's blocks in the prefix cache. Tool calls are read out of the text,
+are forks of one request, whose prompt is computed once. Tool calls are read out of the text,
 where no special token, which the engine does not give out, marks a call; a template that makes nothing of tools gets
 turns that describe them. Grammars hold an answer to its `response_format`, a forced call to its tool's parameters, and
 a free one where a tool is strict. What they cannot express is refused.
@@ -35,7 +35,6 @@ from adapters.errors import (
     InvalidRequest,
     StreamInterrupted,
 )
-from adapters.interleaving import interleaved
 from adapters.launching.launch import Launchable
 from adapters.models.chat_template import ChatTemplate
 from adapters.models.model_files import not_installed
@@ -255,17 +254,16 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             prompt_ids = await self._encode(engine, request, pieces)
             _check_prompt(len(prompt_ids), request, engine.max_model_len)
             teller = _teller(request, prompt_ids, engine.identity)
-            streams = [
-                engine.generate(
+            params = [params_of(request, index, grammar) for index in range(request.num_choices)]
+            async with contextlib.aclosing(
+                engine.generate_choices(
                     prompt_ids,
-                    params_of(request, index, grammar),
-                    request_id=f"{request_id}/{index}",
+                    params,
+                    request_id=request_id,
                     cache_salt=request.salt,
                     after=None if teller is None else teller.after,
                 )
-                for index in range(request.num_choices)
-            ]
-            async with contextlib.aclosing(interleaved(streams)) as deltas:
+            ) as deltas:
                 async for index, delta in deltas:
                     account.add(index, delta)
                     if teller is not None:

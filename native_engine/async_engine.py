@@ -15,6 +15,7 @@ fails with `EngineStopped`; nothing waits for ever.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -24,11 +25,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 from native_engine.config import EngineConfig
 from native_engine.detokenizer import OutputText
-from native_engine.engine import Stats, StepOutput
+from native_engine.engine import Choice, Stats, StepOutput
 from native_engine.errors import EngineError, EngineStopped, GrammarFailed, InvalidParams, StepFailed
 from native_engine.loading import LoadedModel, load
 from native_engine.sampling_params import Grammar, SamplingParams
@@ -59,6 +60,9 @@ class Replay:
     num_chars: int
 
 
+_News: TypeAlias = "asyncio.Queue[tuple[int, Delta | EngineError]]"
+
+
 @dataclass(eq=False, slots=True)
 class _Stream:
     """One request, between the engine thread that fills `news` and the event loop that reads it."""
@@ -70,7 +74,8 @@ class _Stream:
     matcher: Matcher | None
     text: OutputText
     loop: asyncio.AbstractEventLoop
-    news: asyncio.Queue[Delta | EngineError]
+    news: _News
+    index: int = 0  # among the choices that share `news`
     num_output_tokens: int = 0  # those that it goes on after count too
     num_replayed: int = 0  # and are the end of the prompt that the engine sees
 
@@ -98,7 +103,7 @@ class _Stream:
 
 @dataclass(frozen=True, slots=True)
 class _Add:
-    stream: _Stream
+    streams: list[_Stream]  # answers to one prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,35 +193,67 @@ class AsyncEngine:
         Raises `PromptTooLong`, `InvalidParams` or `EngineStopped`, and `GrammarFailed` or `StepFailed` in the middle
         of a text.
         """
+        choices = self.generate_choices(prompt_ids, [params], request_id=request_id, cache_salt=cache_salt, after=after)
+        async with contextlib.aclosing(choices) as deltas:
+            async for _, delta in deltas:
+                yield delta
+
+    async def generate_choices(
+        self,
+        prompt_ids: list[int],
+        choices: SequenceOf[SamplingParams],
+        *,
+        request_id: str,
+        cache_salt: str | None = None,
+        after: Replay | None = None,
+    ) -> AsyncGenerator[tuple[int, Delta], None]:
+        """Several answers to one prompt, which is computed once: (index, delta) as they come, until each has a finish
+        reason. Answer i is what a request with `choices[i]` gets alone; in the engine it is called `request_id/i`. The
+        first failure ends all.
+
+        Raises as `generate` does.
+        """
+        news: _News = asyncio.Queue()
+        streams = [
+            await self._stream(prompt_ids, params, f"{request_id}/{index}", cache_salt, news, index)
+            for index, params in enumerate(choices)
+        ]
+        if after is not None:
+            for stream in streams:
+                _replay(after, stream)
+        async with contextlib.aclosing(self._read(streams)) as deltas:
+            async for index, delta in deltas:
+                yield index, delta
+
+    async def _stream(
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        request_id: str,
+        cache_salt: str | None,
+        news: _News,
+        index: int = 0,
+    ) -> _Stream:
         matcher = None if params.grammar is None else await self._matcher(params.grammar)
         text = OutputText(self._tokenizer.token_bytes, params)
-        if after is not None:
-            _replay(after, text, params)
-            prompt_ids, params = [*prompt_ids, *after.ids], params.after(len(after.ids))
-        num_replayed = 0 if after is None else len(after.ids)
-        stream = _Stream(
-            request_id,
-            prompt_ids,
-            params,
-            cache_salt,
-            matcher,
-            text,
-            asyncio.get_running_loop(),
-            asyncio.Queue(),
-            num_output_tokens=num_replayed,
-            num_replayed=num_replayed,
-        )
-        self._send(_Add(stream))
-        is_over = False
+        loop = asyncio.get_running_loop()
+        return _Stream(request_id, prompt_ids, params, cache_salt, matcher, text, loop, news, index)
+
+    async def _read(self, streams: list[_Stream]) -> AsyncGenerator[tuple[int, Delta], None]:
+        """Sends what shares one queue to the engine, and reads the queue until all have ended."""
+        self._send(_Add(streams))
+        unfinished = dict(enumerate(streams))
         try:
-            while not is_over:
-                news = await stream.news.get()
-                is_over = isinstance(news, EngineError) or news.finish_reason is not None
+            while unfinished:
+                index, news = await streams[0].news.get()
                 if isinstance(news, EngineError):
+                    del unfinished[index]
                     raise news
-                yield news
+                if news.finish_reason is not None:
+                    del unfinished[index]
+                yield index, news
         finally:
-            if not is_over:
+            for stream in unfinished.values():
                 self._send_if_running(_Abort(stream))
 
     async def _matcher(self, grammar: Grammar) -> Matcher:
@@ -285,26 +322,28 @@ class AsyncEngine:
     def _obey_commands(self) -> None:
         while self._commands:
             command = self._commands.popleft()
-            stream = command.stream
             if isinstance(command, _Add):
-                self._add(stream)
-            elif self._streams.get(stream.request_id) is stream:  # a finished request's id may be in use again
+                self._add(*command.streams)
+                continue
+            stream = command.stream
+            if self._streams.get(stream.request_id) is stream:  # a finished request's id may be in use again
                 del self._streams[stream.request_id]
                 self._engine.abort(stream.request_id)
 
-    def _add(self, stream: _Stream) -> None:
+    def _add(self, first: _Stream, *others: _Stream) -> None:
         try:
             self._engine.add(
-                stream.request_id,
-                stream.prompt_ids,
-                stream.params,
-                cache_salt=stream.cache_salt,
-                matcher=stream.matcher,
+                first.request_id,
+                first.prompt_ids,
+                first.params,
+                cache_salt=first.cache_salt,
+                matcher=first.matcher,
+                others=[Choice(other.request_id, other.params, other.matcher) for other in others],
             )
         except EngineError as error:
-            self._deliver([(stream, error)])
+            self._deliver([(first, error)])
         else:
-            self._streams[stream.request_id] = stream
+            self._streams.update((stream.request_id, stream) for stream in (first, *others))
 
     def _step(self) -> None:
         news: list[tuple[_Stream, Delta | EngineError]] = []
@@ -353,23 +392,26 @@ class AsyncEngine:
     def _fail_everything(self, reason: EngineStopped) -> None:
         with self._changed:
             self._stopped = reason
-            pending = [command.stream for command in self._commands if isinstance(command, _Add)]
+            pending = [stream for command in self._commands if isinstance(command, _Add) for stream in command.streams]
             self._commands.clear()
         streams = [*self._streams.values(), *pending]
         self._streams.clear()
         self._deliver([(stream, reason) for stream in streams])
 
 
-def _replay(after: Replay, text: OutputText, params: SamplingParams) -> None:
+def _replay(after: Replay, stream: _Stream) -> None:
     """Brings the text to where it was: half a character and the possible start of a stop string are held back again.
     Only what the tokens alone decide can be gone on with exactly."""
+    params = stream.params
     if not params.is_greedy or params.has_penalties or params.grammar is not None:
         raise InvalidParams("continuation needs a temperature of 0, no penalties and no response_format.")
-    piece = text.feed(after.ids)
+    piece = stream.text.feed(after.ids)
     if piece.stop is not None or len(piece.text) != after.num_chars:
         raise InvalidParams("continuation does not fit: its ids give another text here.")
+    stream.prompt_ids, stream.params = [*stream.prompt_ids, *after.ids], params.after(len(after.ids))
+    stream.num_output_tokens = stream.num_replayed = len(after.ids)
 
 
 def _put_all(items: list[tuple[_Stream, Delta | EngineError]]) -> None:
     for stream, news in items:
-        stream.news.put_nowait(news)
+        stream.news.put_nowait((stream.index, news))

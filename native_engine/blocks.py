@@ -12,6 +12,9 @@ the same tokens takes the block instead of computing it again.
     pool.publish(table[2], chain[2], token_ids[64:96])   # once its keys and values are really there
     pool.free(table)
 
+    fork = pool.share(table)                             # one more reference to each block
+    pool.is_shared(fork[-1])                             # who writes into a shared block takes a fresh one first
+
 Order of reuse: blank blocks first, then published ones, least recently used first, a prefix's tail before its head.
 
 This module knows ids and tokens only. Where the keys and values lie, and when they have been computed, others know.
@@ -120,6 +123,28 @@ class BlockPool:
             self._free.pop(block, None)
             self._references[block] += 1
         return [*cached, *(self._take_fresh() for _ in range(count))]
+
+    def share(self, table: Sequence[int]) -> list[int]:
+        """One more reference to each block of a table that is in use."""
+        for block in table:
+            if self._references[block] == 0:
+                raise InvariantBroken(f"Block {block} cannot be shared: nobody owns it.")
+        for block in table:
+            self._references[block] += 1
+        return list(table)
+
+    def num_references(self, block: int) -> int:
+        return self._references[block]
+
+    def is_shared(self, block: int) -> bool:
+        return self._references[block] > 1
+
+    def withdraw(self, block: int) -> None:
+        """Offer a block no longer, because an owner is about to write into it."""
+        if self._references[block] == 0:
+            raise InvariantBroken(f"Block {block} cannot be withdrawn: nobody owns it.")
+        if published := self._published.pop(block, None):
+            del self._block_of_hash[published.hash]
 
     def publish(self, block: int, digest: bytes, token_ids: Sequence[int]) -> None:
         """Offer a full, computed block for reuse. Of two blocks with equal contents the first one stays on offer."""

@@ -34,6 +34,15 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """One more answer to a prompt. `matcher`: as in `Engine.add`."""
+
+    request_id: str
+    params: SamplingParams
+    matcher: Matcher | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """What one step added to a request. The token that stopped it, end-of-text included, is among `token_ids`."""
 
@@ -57,6 +66,8 @@ class Stats:
     prefix_hits: int
     prefix_hits_after_preemption: int
     num_preemptions: int
+    num_forks: int
+    copied_blocks: int
     num_steps: int
     last_step_s: float
 
@@ -94,26 +105,54 @@ class Engine:
         *,
         cache_salt: str | None = None,
         matcher: Matcher | None = None,
+        others: SequenceOf[Choice] = (),
     ) -> None:
         """Queue a request, or raise `PromptTooLong` or `InvalidParams`. Cached prefixes are shared within one salt.
 
         `matcher`: a fresh one of `params.grammar` (structured.py), exactly where there is a grammar.
+        `others`: more answers to the same prompt, which is computed once. Each is a request of its own otherwise, with
+        the tokens that it would have alone; its first one comes a step after this one's.
         """
-        if (matcher is None) != (params.grammar is None):
-            raise InvalidParams("grammar must come with a matcher of it, and a matcher with its grammar.")
-        self._check_token_ids("prompt_ids", prompt_ids)
-        self._check_token_ids("stop_token_ids", params.stop_token_ids)
         if not prompt_ids:
             raise InvalidParams("prompt_ids must hold at least one token.")
-        self._scheduler.add(
-            Sequence(
-                request_id,
-                list(prompt_ids),
-                params,
-                seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
-                cache_keys=() if cache_salt is None else (CacheKey("salt", cache_salt),),
-                matcher=matcher,
-            )
+        self._check_token_ids("prompt_ids", prompt_ids)
+        keys = () if cache_salt is None else (CacheKey("salt", cache_salt),)
+        first, *rest = (
+            self._sequence(list(prompt_ids), choice, keys) for choice in (Choice(request_id, params, matcher), *others)
+        )
+        first.branches = rest
+        self._scheduler.add(first)
+
+    def fork(self, request_id: str, child_id: str, params: SamplingParams | None = None) -> None:
+        """Let a second text go on from where a request is now. It shares what has been computed, and counts the tokens
+        so far as its own output; `params`: its parent's, if None. Without a seed it draws one.
+
+        Raises `InvalidParams` where the request is not in the engine, or is held by a grammar: that stands where it is.
+        """
+        parent = self._scheduler.get(request_id)
+        if parent is None:
+            raise InvalidParams(f"request_id must be that of a request in the engine, not {request_id!r}.")
+        params = params or parent.params
+        if parent.matcher is not None or params.grammar is not None:
+            raise InvalidParams("grammar must be None where a request is forked.")
+        if params.max_tokens is not None and parent.num_output_tokens >= params.max_tokens:
+            raise InvalidParams(f"max_tokens must be above the {parent.num_output_tokens} tokens that are there.")
+        child = self._sequence(parent.prompt_ids, Choice(child_id, params), parent.cache_keys)
+        child.token_ids = list(parent.token_ids)
+        self._scheduler.fork(parent, child)
+
+    def _sequence(self, prompt_ids: list[int], choice: Choice, keys: tuple[CacheKey, ...]) -> Sequence:
+        params = choice.params
+        if (choice.matcher is None) != (params.grammar is None):
+            raise InvalidParams("grammar must come with a matcher of it, and a matcher with its grammar.")
+        self._check_token_ids("stop_token_ids", params.stop_token_ids)
+        return Sequence(
+            choice.request_id,
+            prompt_ids,
+            params,
+            seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
+            cache_keys=keys,
+            matcher=choice.matcher,
         )
 
     def abort(self, request_id: str) -> bool:
@@ -148,13 +187,15 @@ class Engine:
         counters = self._scheduler.counters
         return Stats(
             num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
+            num_waiting=self._scheduler.num_waiting,
             kv_blocks_total=self._pool.num_blocks,
             kv_blocks_used=self._pool.num_used,
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
             prefix_hits_after_preemption=counters.prefix_hits_after_preemption,
             num_preemptions=counters.preemptions,
+            num_forks=counters.forks,
+            copied_blocks=counters.copied_blocks,
             num_steps=counters.steps,
             last_step_s=self._last_step_s,
         )

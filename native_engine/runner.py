@@ -29,6 +29,8 @@ class ModelRunner:
             torch.set_num_threads(
                 self._num_threads
             )  # OpenMP keeps this per calling thread, so it is set where it counts
+        if plan.copies:
+            self._cache.copy_blocks(plan.copies)
         token_ids = torch.tensor([token for chunk in plan.chunks for token in chunk.token_ids])
         batch = lay_out(plan.chunks, self._cache.block_size)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]

@@ -7,9 +7,9 @@
 One rule: each sequence has `num_computed_tokens` and wants to reach the tokens it knows; a step spends a budget of
 `max_num_batched_tokens` on the differences. A plan is made in this order:
 
-1. Memory. Oldest first, every running sequence gets the blocks for the tokens it knows. When the pool is empty, the
-   youngest is preempted: it gives back its blocks, keeps its tokens, and waits at the head of the line to be computed
-   again.
+1. Memory. Oldest first, every running sequence gets the blocks for the tokens it knows, and a copy of the block that it
+   is about to write into, where others read that too. When the pool is empty, the youngest is preempted: it gives back
+   its blocks, keeps its tokens, and waits at the head of the line to be computed again.
 2. Tokens. Sequences that need one token (decodes) come first, so that a long prompt never makes them wait; then
    prompts, oldest first. A prompt that cannot end in this step leaves a share to those behind.
 3. Admission, if nobody was preempted: strictly in order of arrival, while all known tokens of the head fit, with one
@@ -19,26 +19,42 @@ One rule: each sequence has `num_computed_tokens` and wants to reach the tokens 
 
 Memory is settled before tokens are spent, so nothing that is planned is ever taken back. Blocks for all known tokens
 are taken at admission, so only decodes grow, and no prompt is preempted to make room for another prompt. The line is
-strict, so `running` and `waiting` together are always sorted by arrival, and nobody is overtaken.
+strict: whoever waits is let in by arrival, and nobody is overtaken.
 
-Nothing is counted as computed before `commit`. A step that fails can be rolled back, and planned again.
+A fork stands in the line right behind its parent and shares its blocks. It runs at once where there is a seat, else it
+waits without blocks. `branches` of a sequence are forked off when its first token is sampled: several answers to one
+prompt, which is computed once. Each then computes the prompt's last token again, and samples on its own from there.
+
+Nothing is counted as computed before `commit`. A step that fails can be rolled back, and planned again; what was to be
+copied is kept until the step has ended.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
+from collections import Counter, deque
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from native_engine.blocks import BlockPool, extend_chain
 from native_engine.config import SchedulerConfig
 from native_engine.errors import GrammarFailed, InvalidParams, PromptTooLong, require
 from native_engine.sequence import Sequence, Status
-from native_engine.step import ScheduledChunk, StepPlan
+from native_engine.step import BlockCopy, ScheduledChunk, StepPlan
 
 # Of what a step has left, the part for a prompt that cannot end in it. Most, so that prompts end one after another and
 # not all late together; not all, so that short prompts get past a long one.
 LONG_PROMPT_SHARE = 0.75
+
+
+class _Copied(NamedTuple):
+    """A copy on write of the step in flight: the target is in the sequence's table, the source is not freed yet."""
+
+    sequence: Sequence
+    place: int  # in the table
+    copy: BlockCopy
 
 
 @dataclass(slots=True)
@@ -47,6 +63,8 @@ class Counters:
 
     steps: int = 0
     preemptions: int = 0
+    forks: int = 0
+    copied_blocks: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     prefix_hits_after_preemption: int = 0  # a sequence that meets its own blocks again; no sign of a useful cache
@@ -62,10 +80,16 @@ class Scheduler:
         self._by_id: dict[str, Sequence] = {}
         self._num_arrived = 0
         self._in_flight: StepPlan | None = None
+        self._copied: list[_Copied] = []
 
     @property
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        """Those in the line, and the branches that will be forked off."""
+        return len(self.waiting) + sum(len(sequence.branches) for sequence in (*self.running, *self.waiting))
 
     @property
     def max_len(self) -> int:
@@ -76,16 +100,34 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Put a new sequence at the end of the line. What could never be computed is refused here, not later."""
-        if sequence.request_id in self._by_id:
-            raise InvalidParams(f"request_id must be unique, but {sequence.request_id!r} is in the engine already.")
+        known = Counter(each.request_id for each in (sequence, *sequence.branches))
+        for request_id, count in known.items():
+            if count > 1 or request_id in self._by_id:
+                raise InvalidParams(f"request_id must be unique, but {request_id!r} is in the engine already.")
         if sequence.num_tokens >= self.max_len:
             in_context = self.max_len == self.config.max_model_len
             limit = f"the context of {self.max_len}" if in_context else f"the KV cache of {self.max_len}"
             raise PromptTooLong(sequence.num_tokens, self.max_len - 1, limit)
-        sequence.arrival = self._num_arrived
+        sequence.arrival = (self._num_arrived,)
         self._num_arrived += 1
-        self._by_id[sequence.request_id] = sequence
+        for each in (sequence, *sequence.branches):
+            self._by_id[each.request_id] = each
         self.waiting.append(sequence)
+
+    def get(self, request_id: str) -> Sequence | None:
+        """None: it is not here (any more)."""
+        return self._by_id.get(request_id)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let `child`, whose tokens begin as its parent's do, go on from what has been computed of them."""
+        require(self._in_flight is None, "A step is in flight; fork before it is planned or after it has ended.")
+        if child.request_id in self._by_id:
+            raise InvalidParams(f"request_id must be unique, but {child.request_id!r} is in the engine already.")
+        self._by_id[child.request_id] = child
+        if owner := self._owner_of_branch(parent):
+            owner.branches.append(child)
+        else:
+            self._fork(parent, child)
 
     def abort(self, request_id: str) -> Sequence | None:
         """Drop a sequence, wherever it is. None: it is not here (any more).
@@ -95,45 +137,107 @@ class Scheduler:
         sequence = self._by_id.pop(request_id, None)
         if sequence is None:
             return None
-        if sequence.status is Status.WAITING:
-            self.waiting.remove(sequence)
+        was_waiting = sequence.status is Status.WAITING
         sequence.status = Status.ABORTED
-        if sequence in self.running and not self._is_in_flight(sequence):
+        if owner := self._owner_of_branch(sequence):
+            owner.branches.remove(sequence)
+        elif was_waiting:
+            self.waiting.remove(sequence)
+            self._promote_branch(sequence)
+        elif not self._is_in_flight(sequence):
             self._leave(sequence)
         return sequence
+
+    def _fork(self, parent: Sequence, child: Sequence) -> None:
+        """The child runs where it would have been let in, else it waits; it holds its parent's place either way."""
+        child.arrival = (*parent.arrival, parent.num_forks)
+        parent.num_forks += 1
+        self.counters.forks += 1
+        shared = min(parent.num_computed_tokens, child.num_tokens - 1)  # its last token's logits are still to come
+        has_seat = len(self.running) < self.config.max_num_seqs and len(self.running) < self.pool.num_free
+        if not shared or not has_seat:
+            insort(self.waiting, child, key=_by_arrival)
+            return
+        child.block_table = self.pool.share(parent.block_table[: self.pool.blocks_for(shared)])
+        child.block_hashes = parent.block_hashes[: shared // self.pool.block_size]
+        child.num_computed_tokens, child.num_cached_tokens = shared, parent.num_cached_tokens
+        child.status = Status.RUNNING
+        insort(self.running, child, key=_by_arrival)
+
+    def _owner_of_branch(self, sequence: Sequence) -> Sequence | None:
+        return next((each for each in self._everybody() if sequence in each.branches), None)
+
+    def _branch_off(self, sequence: Sequence) -> None:
+        """The prompt is there: each branch goes its own way from its last token."""
+        branches, sequence.branches = sequence.branches, []
+        for branch in branches:
+            self._fork(sequence, branch)
+
+    def _promote_branch(self, sequence: Sequence) -> None:
+        """A sequence goes before its branches could be forked off: the first goes on in its place, with the others."""
+        if sequence.branches:
+            heir, *heir.branches = sequence.branches
+            sequence.branches = []
+            self._fork(sequence, heir)
 
     # ---- plan
 
     def plan(self) -> StepPlan | None:
         require(self._in_flight is None, "A step is in flight; commit it or roll it back before the next plan.")
+        require(not self._copied, "Blocks of a step that has ended are still held.")
         preempted = self._grow_running()
         chunks = self._spend_budget(may_admit=not preempted)
         require(bool(chunks) == self.has_work, "There is work, but no step could be planned for it.")
         if not chunks:
             return None
         self.counters.steps += 1
-        self._in_flight = StepPlan(step_id=self.counters.steps, chunks=chunks, preempted=preempted)
+        copies = [copied.copy for copied in self._copied]
+        self.counters.copied_blocks += len(copies)
+        self._in_flight = StepPlan(step_id=self.counters.steps, copies=copies, chunks=chunks, preempted=preempted)
         return self._in_flight
 
     def _grow_running(self) -> list[Sequence]:
         """Give every running sequence the blocks for the tokens it knows; returns those that had to make room."""
         preempted: list[Sequence] = []
         for sequence in tuple(self.running):
-            needed = self.pool.blocks_for(sequence.num_tokens) - len(sequence.block_table)
-            while needed > self.pool.num_free and sequence.status is Status.RUNNING:
+            while self._blocks_needed(sequence) > self.pool.num_free and sequence.status is Status.RUNNING:
                 preempted.append(self._preempt_youngest())
             if sequence.status is Status.RUNNING:
-                sequence.block_table += self.pool.allocate(needed)
+                self._give_blocks(sequence)
         return preempted
 
+    def _blocks_needed(self, sequence: Sequence) -> int:
+        growth = self.pool.blocks_for(sequence.num_tokens) - len(sequence.block_table)
+        return growth + self._writes_into_shared(sequence)
+
+    def _writes_into_shared(self, sequence: Sequence) -> bool:
+        """Others read the block that the next token goes into. Sources of this step's copies have one reader less."""
+        index = sequence.num_computed_tokens // self.pool.block_size
+        if index >= len(sequence.block_table):
+            return False
+        block = sequence.block_table[index]
+        return self.pool.num_references(block) - sum(copied.copy.source == block for copied in self._copied) > 1
+
+    def _give_blocks(self, sequence: Sequence) -> None:
+        """Room for every token it knows, in blocks that it alone writes into."""
+        index = sequence.num_computed_tokens // self.pool.block_size
+        is_shared = self._writes_into_shared(sequence)
+        sequence.block_table += self.pool.allocate(self._blocks_needed(sequence) - is_shared)
+        block = sequence.block_table[index]
+        if is_shared:
+            (target,) = self.pool.allocate(1)
+            sequence.block_table[index] = target
+            self._copied.append(_Copied(sequence, index, BlockCopy(block, target)))
+        else:
+            self.pool.withdraw(block)
+
     def _preempt_youngest(self) -> Sequence:
-        """Frees one block at least: nobody older shares its last block, and nobody younger is running."""
         sequence = self.running.pop()
         self._give_back_blocks(sequence)
         sequence.status = Status.WAITING
         sequence.num_preemptions += 1
         self.counters.preemptions += 1
-        self.waiting.appendleft(sequence)
+        insort(self.waiting, sequence, key=_by_arrival)
         return sequence
 
     def _spend_budget(self, *, may_admit: bool) -> list[ScheduledChunk]:
@@ -144,8 +248,8 @@ class Scheduler:
             if budget:
                 chunks.append(self._chunk(sequence, budget))
                 budget -= chunks[-1].length
-        while budget and may_admit and self._admit_head():
-            chunks.append(self._chunk(self.running[-1], budget))
+        while budget and may_admit and (head := self._admit_head()):
+            chunks.append(self._chunk(head, budget))
             budget -= chunks[-1].length
         for chunk in chunks:
             extra = min(budget, chunk.sequence.num_tokens - chunk.end)
@@ -162,24 +266,24 @@ class Scheduler:
             length = max(1, int(budget * LONG_PROMPT_SHARE))
         return ScheduledChunk(sequence, start=sequence.num_computed_tokens, length=length, samples=False)
 
-    def _admit_head(self) -> bool:
+    def _admit_head(self) -> Sequence | None:
         """Let the first in line in, with what the prefix cache has of it *now* and blocks for the rest; or leave it."""
         if not self.waiting or len(self.running) >= self.config.max_num_seqs:
-            return False
+            return None
         sequence = self.waiting[0]
         hits = self._match_prefix(sequence)
         if self._is_being_computed(sequence, block_index=len(hits)):
-            return False
+            return None
         fresh = self.pool.blocks_for(sequence.num_tokens) - len(hits)
         room_to_grow = len(self.running)
         if fresh + room_to_grow > self.pool.num_free_beside(hits):
-            return False
+            return None
         sequence.block_table = self.pool.allocate(fresh, cached=hits)
         sequence.num_computed_tokens = len(hits) * self.pool.block_size
         sequence.status = Status.RUNNING
-        self.running.append(self.waiting.popleft())
+        insort(self.running, self.waiting.popleft(), key=_by_arrival)
         self._count_hits(sequence)
-        return True
+        return sequence
 
     def _match_prefix(self, sequence: Sequence) -> list[int]:
         """Never the last token: its row of logits is what the step is for. So a block is written by one owner only."""
@@ -214,6 +318,7 @@ class Scheduler:
         """Take over the results of a step. Returns the sequences that it finished; `abort` has returned the aborted."""
         self._check_answers(plan, sampled)
         self._in_flight = None
+        self._let_go_of_copies(undo=False)
         finished: list[Sequence] = []
         for chunk, token_id in zip(plan.chunks, sampled, strict=True):
             sequence = chunk.sequence
@@ -223,6 +328,7 @@ class Scheduler:
             self._advance(chunk)
             if token_id is not None:
                 self._append(sequence, token_id)
+                self._branch_off(sequence)
             if sequence.is_finished:
                 self._leave(sequence)
                 finished.append(sequence)
@@ -232,9 +338,18 @@ class Scheduler:
         """The step was not run, or not to its end: count nothing of it as computed. The next plan holds it again."""
         self._check_in_flight(plan)
         self._in_flight = None
+        self._let_go_of_copies(undo=True)
         for chunk in plan.chunks:
             if chunk.sequence.status is Status.ABORTED:
                 self._leave(chunk.sequence)
+
+    def _let_go_of_copies(self, *, undo: bool) -> None:
+        """The step has ended: its sources are not read any more. Where it failed, nobody knows what was copied."""
+        for sequence, place, copy in self._copied:
+            if undo:
+                sequence.block_table[place] = copy.source
+            self.pool.free([copy.target if undo else copy.source])
+        self._copied.clear()
 
     def _advance(self, chunk: ScheduledChunk) -> None:
         """The chunk is in the cache now: publish the blocks that it filled."""
@@ -263,6 +378,7 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        self._promote_branch(sequence)
         self._give_back_blocks(sequence)
         if self._by_id.get(sequence.request_id) is sequence:  # an aborted id may be in use again
             del self._by_id[sequence.request_id]
@@ -280,6 +396,10 @@ class Scheduler:
         extend_chain(
             sequence.block_hashes, sequence.token_ids, block_size=self.pool.block_size, keys=sequence.cache_keys
         )
+
+    def _everybody(self) -> Iterator[Sequence]:
+        yield from self.running
+        yield from self.waiting
 
     def _is_in_flight(self, sequence: Sequence) -> bool:
         return self._in_flight is not None and any(chunk.sequence is sequence for chunk in self._in_flight.chunks)
@@ -299,9 +419,11 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise `InvariantBroken` unless the books balance: between any two calls, with a step in flight too."""
-        self.pool.check(sequence.block_table for sequence in self.running)
-        arrivals = [sequence.arrival for sequence in (*self.running, *self.waiting)]
-        require(arrivals == sorted(set(arrivals)), f"The line is out of order: {arrivals}.")
+        kept = [[copied.copy.source] for copied in self._copied]
+        self.pool.check([*(sequence.block_table for sequence in self.running), *kept])
+        for line in (self.running, self.waiting):
+            arrivals = [sequence.arrival for sequence in line]
+            require(arrivals == sorted(set(arrivals)), f"The line is out of order: {arrivals}.")
         require(len(self.running) <= self.config.max_num_seqs, "More sequences run than there are seats.")
         for sequence in self.waiting:
             idle = sequence.status is Status.WAITING and not sequence.block_table and not sequence.num_computed_tokens
@@ -316,5 +438,14 @@ class Scheduler:
                 sequence.num_computed_tokens <= min(held, sequence.num_tokens - 1),
                 f"{sequence.request_id!r} claims {sequence.num_computed_tokens} computed tokens.",
             )
-        alive = [s.request_id for s in (*self.running, *self.waiting) if s.status is not Status.ABORTED]
+            future = sequence.block_table[sequence.num_computed_tokens // self.pool.block_size + 1 :]
+            require(
+                not any(map(self.pool.is_shared, future)), f"{sequence.request_id!r} shares what it has yet to write."
+            )
+        branches = [branch for sequence in self._everybody() for branch in sequence.branches]
+        alive = [s.request_id for s in (*self._everybody(), *branches) if s.status is not Status.ABORTED]
         require(sorted(alive) == sorted(self._by_id), "A sequence is known by its id, but stands nowhere.")
+
+
+def _by_arrival(sequence: Sequence) -> tuple[int, ...]:
+    return sequence.arrival

@@ -73,7 +73,9 @@ class CacheKey(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """`seed` is resolved, 0 <= seed < 2**64. `arrival` is the place in the line, which the scheduler gives for life."""
+    """`seed` is resolved, 0 <= seed < 2**64. `arrival` is the place in the line, which the scheduler gives for life; a
+    fork's begins with its parent's, so it comes right after it.
+    """
 
     request_id: str
     prompt_ids: list[int]
@@ -81,7 +83,7 @@ class Sequence:
     seed: int
     cache_keys: tuple[CacheKey, ...] = ()
     matcher: Matcher | None = None  # of `params.grammar`
-    arrival: int = 0
+    arrival: tuple[int, ...] = ()
     status: Status = Status.WAITING
     token_ids: list[int] = field(init=False)
     block_table: list[int] = field(default_factory=list)
@@ -89,6 +91,8 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # found in the prefix cache at the first admission
     num_preemptions: int = 0
+    num_forks: int = 0
+    branches: list[Sequence] = field(default_factory=list)  # to be forked off when the prompt has been computed
     failure: str = ""  # why it FAILED
 
     def __post_init__(self) -> None:

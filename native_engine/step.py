@@ -1,16 +1,24 @@
 """What one step of the engine computes: pure data, made by the scheduler, read by the runner.
 
-A plan is a list of chunks, one per sequence. A chunk is a run of known tokens whose keys and values are to be computed
-and written through the sequence's block table: position `p` lives in block `block_table[p // block_size]` at offset
-`p % block_size`. Attention of a chunk reads every position from 0 to the chunk's end. The runner answers with one entry
-per chunk: the sampled token where `samples` is set, None elsewhere.
+A plan is a list of copies, and a list of chunks, one per sequence. Copies of whole blocks come first, all of them read
+before any is written: a sequence is about to write where others read, and goes on in a block of its own. A chunk is a
+run of known tokens whose keys and values are to be computed and written through the sequence's block table: position
+`p` lives in block `block_table[p // block_size]` at offset `p % block_size`. Attention of a chunk reads every position
+from 0 to the chunk's end. The runner answers with one entry per chunk: the sampled token where `samples` is set, None
+elsewhere.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from native_engine.sequence import Sequence
+
+
+class BlockCopy(NamedTuple):
+    source: int
+    target: int
 
 
 @dataclass(slots=True)
@@ -32,6 +40,7 @@ class ScheduledChunk:
 @dataclass(slots=True)
 class StepPlan:
     step_id: int
+    copies: list[BlockCopy]
     chunks: list[ScheduledChunk]
     preempted: list[Sequence]
 

@@ -11,6 +11,7 @@ with `==`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,6 +54,17 @@ class KVCache:
             values=torch.zeros(*lead, block_size, config.head_dim, dtype=dtype),
         )
 
+    def copy_blocks(self, copies: SequenceOf[tuple[int, int]]) -> None:
+        """(source, target) pairs of blocks, in all layers. Every source is read before any target is written."""
+        sources, targets = torch.tensor(copies).unbind(1)
+        for tensor in self.tensors:
+            tensor[:, targets] = tensor[:, sources]
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that a block consists of: [layers, blocks, ...]."""
+        return self.keys, self.values
+
     @property
     def num_blocks(self) -> int:
         return self.keys.shape[1]
@@ -63,7 +75,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 class Backend(Protocol):

@@ -32,6 +32,12 @@ class PagedTwin:
     def run(self, plan: StepPlan) -> list[int | None]:
         self.plans.append([(c.sequence.request_id, c.start, c.length, c.samples) for c in plan.chunks])
         self._check_plan(plan)
+        copied = [
+            {offset: self.cells.get((source, offset)) for offset in range(self.pool.block_size)}
+            for source, _ in plan.copies
+        ]
+        for (_, target), cells in zip(plan.copies, copied, strict=True):
+            self.cells.update({(target, offset): cell for offset, cell in cells.items() if cell is not None})
         written: set[tuple[int, int]] = set()
         for chunk in plan.chunks:
             for position, token in enumerate(chunk.token_ids, start=chunk.start):
@@ -66,17 +72,20 @@ class PagedTwin:
 
 
 def next_token(prefix: Sequence[int], num_prompt_tokens: int, params: SamplingParams) -> int:
-    """Some token that depends on every token of the prefix; no stop token before `min_tokens`, as the real sampler."""
-    token = zlib.crc32(pack(f"<{len(prefix)}I", *prefix)) % VOCAB_SIZE
+    """Some token that depends on the seed and every token of the prefix; no stop token before `min_tokens`."""
+    token = zlib.crc32(pack(f"<{len(prefix)}I", *prefix), params.seed or 0) % VOCAB_SIZE
     if len(prefix) - num_prompt_tokens < params.min_tokens:
         while token == EOS or token in params.stop_token_ids:
             token = (token + 1) % VOCAB_SIZE
     return token
 
 
-def expected_output(prompt_ids: Sequence[int], params: SamplingParams, max_len: int) -> tuple[list[int], str]:
-    """What the request must answer, whatever else goes on in the engine: its tokens and its finish reason."""
-    tokens = list(prompt_ids)
+def expected_output(
+    prompt_ids: Sequence[int], params: SamplingParams, max_len: int, begun: Sequence[int] = ()
+) -> tuple[list[int], str]:
+    """What the request must answer, whatever else goes on in the engine: its tokens and its finish reason. A fork has
+    `begun` with its parent's."""
+    tokens = [*prompt_ids, *begun]
     while True:
         token = next_token(tokens, len(prompt_ids), params)
         tokens.append(token)

@@ -5,6 +5,8 @@ Each test is named after what a client or an operator would care about; most rep
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from native_engine.blocks import BlockPool
 from native_engine.config import SchedulerConfig
+from native_engine.engine import Choice
 from native_engine.errors import InvalidParams, InvariantBroken, PromptTooLong, StepFailed
 from native_engine.sampling_params import SamplingParams
 from native_engine.scheduler import Scheduler
@@ -682,6 +685,35 @@ class EngineMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             self.bench.step()
+
+    @rule(request=requests, seeds=st.lists(st.integers(0, 3), min_size=2, max_size=4))
+    def submit_choices(self, request: tuple[list[int], SamplingParams], seeds: list[int]) -> None:
+        prompt_ids, params = request
+        if len(prompt_ids) >= self.bench.engine.max_len:
+            return
+        names = [f"request {self.num_submitted + index}" for index in range(len(seeds))]
+        self.num_submitted += len(seeds)
+        choices = [Choice(name, replace(params, seed=seed)) for name, seed in zip(names, seeds, strict=True)]
+        first, *others = choices
+        self.bench.engine.add(first.request_id, prompt_ids, first.params, others=others)
+        for choice in choices:
+            self.bench.outputs[choice.request_id] = []
+            self.expected[choice.request_id] = expected_output(prompt_ids, choice.params, self.bench.engine.max_len)
+        self.bench.engine.check()
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), seed=st.integers(0, 3), more=st.integers(1, 6))
+    def fork(self, data: st.DataObject, seed: int, more: int) -> None:
+        parent = self.bench.engine._scheduler.get(data.draw(st.sampled_from(self.alive)))
+        assert parent is not None
+        name = f"request {self.num_submitted}"
+        self.num_submitted += 1
+        params = SamplingParams(seed=seed, max_tokens=parent.num_output_tokens + more)
+        begun = parent.output_ids
+        self.bench.engine.fork(parent.request_id, name, params)
+        self.bench.outputs[name] = begun
+        self.expected[name] = expected_output(parent.prompt_ids, params, self.bench.engine.max_len, begun)
+        self.bench.engine.check()
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
