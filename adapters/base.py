@@ -57,6 +57,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     tokenize_chat: bool = False  # of messages, through the chat template
     detokenize: bool = False
     token_prompts: bool = False  # takes lists of token ids as a prompt
+    usage_so_far: bool = False  # tells the exact count of tokens with each piece
     parts: frozenset[PartKind] = frozenset()  # what it takes in messages beside text
     parameters: frozenset[str] = frozenset()
     cache_salt: frozenset[Route] = frozenset()  # where prompts with different salts share no cached prefix
@@ -157,6 +158,8 @@ class EngineAdapter(ABC, Generic[O]):
             check_parts(request.messages, capabilities.parts, self.engine)
         elif not capabilities.completions or (isinstance(request.prompt, list) and not capabilities.token_prompts):
             raise UnsupportedParameter("prompt", self.engine)
+        if request.wants_usage_so_far and not capabilities.usage_so_far:
+            raise UnsupportedParameter("stream_options.continuous_usage_stats", self.engine)
         for field in sorted(set_fields(request) - capabilities.parameters - _TAKEN_BY_ALL):
             if _asks_for_one_call(field, request) or not is_default(field, getattr(request, field)):
                 raise UnsupportedParameter(field, self.engine)

@@ -219,6 +219,20 @@ class Conformance:
         )  # fmt: skip
         check_order(await collect(subject.adapter, request), 1)
 
+    async def test_usage_with_each_piece_runs_up_to_the_account_or_is_refused_by_name(self, subject: Subject) -> None:
+        await subject.adapter.start()
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        request = chat(max_tokens=2, **subject.to_the_end, stream=True, stream_options=options)
+        if not subject.adapter.capabilities.usage_so_far:
+            with pytest.raises(UnsupportedParameter, match=f"{subject.engine}.*continuous_usage_stats"):
+                await collect(subject.adapter, request)
+            return
+        chunks = await collect(subject.adapter, request)
+        check_order(chunks, 1)
+        told = [chunk.usage_so_far.completion_tokens for chunk in chunks if chunk.usage_so_far is not None]
+        assert told == sorted(told)
+        assert all(count <= 2 for count in told)
+
     async def test_history_with_every_form_of_content_is_accepted(self, subject: Subject) -> None:
         """Content null, absent, empty and in parts, beside tool calls and without."""
         await subject.adapter.start()

@@ -99,6 +99,7 @@ class Adapter(Launchable, EngineAdapter[FakeOptions]):
     # Nothing is sampled here, so every sampling field is honoured by doing the same as ever.
     capabilities = Capabilities(
         token_prompts=True,
+        usage_so_far=True,
         parameters=frozenset(
             {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "seed", "n"}
             | {"temperature", "top_p", "top_k", "min_p"}
@@ -188,8 +189,12 @@ class Adapter(Launchable, EngineAdapter[FakeOptions]):
         answers = [answer(request, self.options, index) for index in range(request.num_choices)]
         fault = fault_of(request_id, self.options)
         async with self._slot():
+            num_given = 0
             async for chunk in _paced(answers, fault, self.options):
-                yield chunk
+                num_given += 1  # a piece is a token
+                yield (
+                    _with_usage(chunk, Usage(num_prompt_tokens, num_given, 0)) if request.wants_usage_so_far else chunk
+                )
         completion_tokens = sum(len(each.pieces) for each in answers)
         yield Chunk(usage=Usage(num_prompt_tokens, completion_tokens, cached_tokens=0))
 
@@ -229,6 +234,10 @@ async def _paced(answers: list[Answer], fault: FaultKind | None, dials: FakeOpti
                     finish_reason=each.finish_reason if is_last else None,
                     stop_string=each.stop_string if is_last else None,
                 )
+
+
+def _with_usage(chunk: Chunk, so_far: Usage) -> Chunk:
+    return msgspec.structs.replace(chunk, usage_so_far=so_far)
 
 
 async def _embedding_fault(fault: FaultKind | None) -> None:

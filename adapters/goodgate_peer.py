@@ -47,6 +47,7 @@ class Adapter(OpenAIHTTPAdapter[PeerOptions]):
     dialect = Dialect(
         parameters=frozenset(FIELDS - INFORMATIONAL - {"messages", "prompt", "continuation"}),
         thought_field="reasoning_content",
+        usage_so_far=True,
     )
 
     def __init__(self, options: PeerOptions) -> None:

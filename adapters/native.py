@@ -103,6 +103,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
     tokenizes_tools = True
     capabilities = Capabilities(
         token_prompts=True,
+        usage_so_far=True,
         parameters=frozenset(
             {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n", "seed"}
             | {"temperature", "top_p", "top_k", "min_p"}
@@ -236,6 +237,10 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             calls = CallChunks(offer, self._tool_format, num_choices=request.num_choices, forced_format=forced)
             chunks = with_tool_calls(chunks, calls, account.usage)
         async with contextlib.aclosing(chunks):
+            if request.wants_usage_so_far:  # out here, where thoughts and calls have become chunks of their own
+                async for chunk in chunks:
+                    yield chunk if chunk.usage else msgspec.structs.replace(chunk, usage_so_far=account.usage())
+                return
             async for chunk in chunks:
                 yield chunk
 

@@ -37,6 +37,7 @@ class CompatibleOptions(ContentOptions):
     parameters: list[str] | None = None
     limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     token_prompts: bool = False  # it takes lists of token ids as a prompt
+    usage_so_far: bool = False  # it has vLLM's `stream_options.continuous_usage_stats`
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.parameters or ()) - POSSIBLE)
@@ -55,6 +56,7 @@ class Adapter(OpenAIHTTPAdapter[CompatibleOptions]):
         self.dialect = Dialect(
             parameters=DOCUMENTED if options.parameters is None else frozenset(options.parameters),
             chat_limit=options.limit_field,
+            usage_so_far=options.usage_so_far,
         )
         super().__init__(options)
         self.capabilities = msgspec.structs.replace(

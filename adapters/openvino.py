@@ -43,7 +43,9 @@ class Adapter(Installable, OpenAIHTTPAdapter[HTTPOptions]):
     token_prompts = True
     side_routes = VLLM_ROUTES
     dialect = Dialect(
-        parameters=frozenset(LIMITS | SAMPLING | PENALTIES | TOOL_FIELDS), thought_field="reasoning_content"
+        parameters=frozenset(LIMITS | SAMPLING | PENALTIES | TOOL_FIELDS),
+        thought_field="reasoning_content",
+        usage_so_far=True,
     )
     load_metrics = LoadMetrics(
         running="openvino:requests_running",

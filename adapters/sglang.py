@@ -7,6 +7,7 @@
 - A chat stream opens with the role, writes `reasoning_content` on every delta, null where there is none, and puts the
   finish reason into an empty delta of its own. `abort` is one of its reasons.
 - `cache_salt` keeps prompts apart in the radix cache, on `/generate` under the name `extra_key`.
+- `stream_options.continuous_usage_stats` is vLLM's, of the event's choice; `/generate` as we read it has no such thing.
 - It has `best_of` in name only, and `suffix` only for models made for infilling: both are refused.
 - `/metrics` needs `--enable-metrics`; without it the load is unknown.
 - `/generate` (`route: native`) sends the whole text so far with every event, unless the server was told to stream what
@@ -93,6 +94,7 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
         parameters=frozenset(LIMITS | SAMPLING | PENALTIES | DETAILS | CHAT),
         chat_limit="max_completion_tokens",
         thought_field="reasoning_content",
+        usage_so_far=True,
         cache_salt=frozenset({"chat", "completions"}),
         conversions={"top_k": top_k},
     )
@@ -112,6 +114,7 @@ class Adapter(OpenAIHTTPAdapter[SGLangOptions]):
                 self.capabilities,
                 chat=bool(options.chat_template),
                 tokenize_chat=bool(options.chat_template),
+                usage_so_far=False,
                 parameters=frozenset(LIMITS | SAMPLING | PENALTIES | {"response_format"}),
             )
             self.capabilities = with_tools(self.capabilities, options.tool_parser != "none", can_force=True)

@@ -49,6 +49,7 @@ class Adapter(LocalTokenizer[TensorRTOptions], OpenAIHTTPAdapter[TensorRTOptions
         parameters=frozenset(LIMITS | SAMPLING | PENALTIES | DETAILS | CHAT),
         chat_limit="max_completion_tokens",
         cache_salt=frozenset({"chat"}),
+        usage_so_far=True,
         conversions={"top_k": lambda top_k: max(top_k, 0)},
     )
     load_metrics = LoadMetrics(

@@ -176,6 +176,11 @@ def _with_decoded_arguments(call: dict[str, Any]) -> dict[str, Any]:
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = False
     include_obfuscation: bool | None = False  # padding against eavesdroppers who measure events; never changes the text
+    continuous_usage_stats: bool | None = False  # vLLM's: every event tells the usage so far
+
+    def __post_init__(self) -> None:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise ValueError("`continuous_usage_stats` needs `include_usage: true`")
 
 
 class GenerationFields(Struct, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -225,6 +230,10 @@ class GenerationFields(Struct, kw_only=True, forbid_unknown_fields=True, dict=Tr
     @property
     def wants_usage(self) -> bool:
         return isinstance(self.stream_options, StreamOptions) and self.stream_options.include_usage is True
+
+    @property
+    def wants_usage_so_far(self) -> bool:
+        return isinstance(self.stream_options, StreamOptions) and self.stream_options.continuous_usage_stats is True
 
     @property
     def stop_strings(self) -> list[str]:
@@ -415,6 +424,7 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     finish_reason: FinishReason | None = None
     stop_string: str | None = None  # the one that ended the choice, where the engine tells which it was
     progress: Progress | None = None  # where `continuation` asks for it
+    usage_so_far: Usage | None = None  # with this piece, where `continuous_usage_stats` asks for it
     usage: Usage | None = None
 
 

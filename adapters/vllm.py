@@ -6,6 +6,7 @@
 - At most four stop strings (VLLM_MAX_STOP_STRINGS): more is its own 400, which names the field.
 - The finish reason may come with text, and `repetition` is one of its reasons for stopping.
 - The port opens after the model is loaded, so `/health` means ready; it turns 503 when the engine behind it has died.
+- `stream_options.continuous_usage_stats` puts the usage so far into every event, the role's too: of the event's choice.
 - Cached prompt tokens are told only with `--enable-prompt-tokens-details`, which our launch recipe sets.
 - Tools need `--enable-auto-tool-choice --tool-call-parser NAME`, which our launch recipe sets; without them it answers
   400 to every `tool_choice` and names the flag. Seen on 0.32.0.
@@ -54,6 +55,7 @@ class Adapter(Installable, OpenAIHTTPAdapter[ContentOptions]):
         parameters=frozenset(LIMITS | SAMPLING | PENALTIES | DETAILS | CHAT),
         chat_limit="max_completion_tokens",
         thought_field="reasoning",
+        usage_so_far=True,
         cache_salt=frozenset({"chat", "completions"}),
         conversions={"seed": lambda seed: 2**63 - 1 if seed == -1 else seed},
     )

@@ -92,6 +92,7 @@ ROUTES = {
     "tokenize_chat": "tokenise a chat",
     "detokenize": "detokenise",
     "token_prompts": "prompts of token ids",
+    "usage_so_far": "usage in each event",
     "parts": "images or sounds in messages",
 }
 SALTED = {"chat": "tenants apart in chats", "completions": "tenants apart in completions"}

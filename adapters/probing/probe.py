@@ -196,9 +196,14 @@ async def widened(lab: Lab) -> Lab:
         return lab
     adapter = type(lab.adapter)(lab.adapter.options)
     everything = request_fields()
-    adapter.dialect = msgspec.structs.replace(adapter.dialect, parameters=everything)
+    adapter.dialect = msgspec.structs.replace(adapter.dialect, parameters=everything, usage_so_far=True)
     adapter.capabilities = msgspec.structs.replace(
-        adapter.capabilities, chat=True, completions=True, token_prompts=True, parameters=everything
+        adapter.capabilities,
+        chat=True,
+        completions=True,
+        token_prompts=True,
+        usage_so_far=True,
+        parameters=everything,
     )
     await adapter.start()
     return Lab(adapter, model=lab.model, max_model_len=lab.max_model_len)

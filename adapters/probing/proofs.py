@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from adapters.errors import InvalidRequest
 from adapters.probing.answers import Answer, Choice, Lab
 from adapters.probing.verdicts import Observation, honoured, honoured_if, ignored, unclear
-from adapters.types import CacheSalt, EmbeddingRequest, TokenizeRequest
+from adapters.types import CacheSalt, Chunk, EmbeddingRequest, TokenizeRequest
 
 Proof: TypeAlias = Callable[[Lab], Awaitable[Observation]]
 
@@ -88,6 +88,23 @@ def same_continuation(of_text: Answer, of_ids: Answer, num_ids: int) -> Observat
     if of_text.text == of_ids.text:
         return honoured(f"{num_ids} ids and their text go on alike: {shown(of_ids.text)}")
     return ignored(f"the text goes on {shown(of_text.text)}, its {num_ids} ids {shown(of_ids.text)}")
+
+
+@proves("usage_so_far")
+async def usage_so_far(lab: Lab) -> Observation:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with lab.stream(lab.chat_request(QUESTION, stream=True, stream_options=options, **BRIEF)) as chunks:
+        return runs_up([chunk async for chunk in chunks])
+
+
+def runs_up(chunks: Sequence[Chunk]) -> Observation:
+    total = sum(chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None)
+    pieces = [chunk.usage_so_far for chunk in chunks if chunk.usage is None]
+    counts = [usage.completion_tokens for usage in pieces if usage is not None]
+    if len(counts) < len(pieces):
+        return ignored(f"{len(counts)} of {len(pieces)} events have a count")
+    steps = " ".join(map(str, counts))
+    return honoured_if(counts == sorted(counts) and counts[-1:] == [total], f"{steps}; the account says {total}")
 
 
 @proves("tokenize")

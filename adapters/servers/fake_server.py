@@ -303,7 +303,8 @@ class Wire:
 
     def event(self, chunk: Chunk) -> bytes:
         piece: dict[str, Any] = {"delta": {"content": chunk.text}} if self._is_chat else {"text": chunk.text}
-        return self._event([{"index": chunk.index, **piece, "finish_reason": chunk.finish_reason}])
+        more = {} if chunk.usage_so_far is None else {"usage": _usage(chunk.usage_so_far)}
+        return self._event([{"index": chunk.index, **piece, "finish_reason": chunk.finish_reason}], **more)
 
     def usage_event(self, usage: Usage) -> bytes:
         return self._event([], usage=_usage(usage))

@@ -258,7 +258,7 @@ class Server:
         try:
             async with aclosing(self._pieces(generation, body, reading)) as pieces:
                 if body.is_stream:
-                    return await stream(request, pieces, shape, len(prompt_ids), with_usage=body.wants_usage)
+                    return await stream(request, pieces, shape, len(prompt_ids), body)
                 return await fold(pieces, shape, len(prompt_ids), body.num_choices)
         finally:
             generation.cancel()  # nothing is left to cancel unless the client has gone or an error came
@@ -317,13 +317,12 @@ async def stream(
     pieces: AsyncGenerator[Piece, None],
     shape: Shape,
     num_prompt_tokens: int,
-    *,
-    with_usage: bool,
+    body: GenerateRequest,
 ) -> web.StreamResponse:
     """Server-sent events. The 200 waits for the first piece, so that a refusal still leaves with its own status."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     opened: set[int] = set()
-    num_tokens = 0
+    num_tokens = num_told = 0
     try:
         async for piece in pieces:
             if not response.prepared:
@@ -334,9 +333,13 @@ async def stream(
                 is_first = chunk.index not in opened
                 opened.add(chunk.index)
                 opening = shape.opening(chunk.index) if is_first else None
-                head = shape.event([opening]) if opening else b""
-                await response.write(head + shape.event([shape.delta(chunk)]))
-        tail = shape.event([], usage(num_prompt_tokens, num_tokens)) if with_usage else b""
+                before, so_far = None, None
+                if body.wants_usage_so_far:
+                    before, so_far = usage(num_prompt_tokens, num_told), usage(num_prompt_tokens, num_tokens)
+                    num_told = num_tokens
+                head = shape.event([opening], before) if opening else b""
+                await response.write(head + shape.event([shape.delta(chunk)], so_far))
+        tail = shape.event([], usage(num_prompt_tokens, num_tokens)) if body.wants_usage else b""
         await response.write(tail + b"data: [DONE]\n\n")
     except GoodgateError as error:
         if not response.prepared:

@@ -81,7 +81,8 @@ async def held_to_schema(chunks: AsyncGenerator[Chunk, None], strict: StrictTool
             if chunk.finish_reason is not None and (deltas := waiting.pop(chunk.index, None)):
                 calls = await asyncio.to_thread(_fitting, whole_calls(deltas), strict, chunk.finish_reason)
                 if calls:
-                    yield Chunk(index=chunk.index, tool_calls=Raw(msgspec.json.encode(calls)))
+                    told = Raw(msgspec.json.encode(calls))
+                    yield Chunk(index=chunk.index, tool_calls=told, usage_so_far=chunk.usage_so_far)
             if _says_something(chunk):
                 yield chunk
 

@@ -92,6 +92,7 @@ class OpenAIHTTPAdapter(EngineAdapter[H]):
             tokenize_chat=self.side_routes.tokenizes_chats,
             detokenize=bool(self.side_routes.detokenize),
             token_prompts=self.token_prompts,
+            usage_so_far=self.dialect.usage_so_far,
             parameters=self.dialect.parameters,
             parts=frozenset(options.content_parts if isinstance(options, ContentOptions) else ()),
             cache_salt=self.dialect.cache_salt,

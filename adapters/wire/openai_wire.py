@@ -59,6 +59,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     completion_logprobs_look_like_chat: bool = False
     counts_each_choice: bool = False  # a usage for each choice, where others send one for all
     tool_names_grow: bool = False  # the name of a tool call is whole only when its arguments begin
+    usage_so_far: bool = False  # has vLLM's `continuous_usage_stats`
     thought_field: str = ""  # what it calls the thoughts of earlier answers; empty: they are left out
     cache_salt: frozenset[Route] = frozenset()  # where it takes one, under this name
     leaves_out_tool_reason: bool = False  # a stream that calls a tool may end with the account and no finish reason
@@ -74,6 +75,8 @@ _TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 def request_body(request: GenerateRequest, dialect: Dialect, model: str) -> dict[str, Any]:
     """The JSON body for `request`. It always asks for a stream with usage: an answer in one piece is a fold over it."""
     body: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+    if request.wants_usage_so_far:
+        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     if isinstance(request, ChatRequest):
         body["messages"] = [_message(message, dialect.thought_field) for message in request.messages]
         limit_name = dialect.chat_limit
@@ -215,6 +218,7 @@ class StreamReader:
         self._num_choices = request.num_choices
         self._max_pieces = max_pieces(request)
         self._converts_logprobs = dialect.completion_logprobs_look_like_chat and not isinstance(request, ChatRequest)
+        self._wants_usage_so_far = request.wants_usage_so_far
         self._counts_each_choice = dialect.counts_each_choice and self._num_choices > 1
         self._leaves_out_tool_reason = dialect.leaves_out_tool_reason
         self._reason_after_calls: FinishReason = "stop" if _names_a_function(request) else "tool_calls"
@@ -302,7 +306,10 @@ class StreamReader:
             self._shapes_left -= 1
             self._shape = shape_of(event.data, _read_text)
         chunks = (self._read_choice(choice) for choice in payload.choices or ())
-        return [chunk for chunk in chunks if chunk is not None]
+        told = [chunk for chunk in chunks if chunk is not None]
+        if usage is None or not self._wants_usage_so_far:
+            return told
+        return [msgspec.structs.replace(chunk, usage_so_far=self.account()) for chunk in told]
 
     def _plus(self, usage: _Usage) -> _Usage:
         """The account so far and that of one more choice. The prompt is the same one, and counts once."""

@@ -97,6 +97,10 @@ class OpenAIHandlers:
     ) -> web.StreamResponse:
         trace = request[TRACE]
         if requests[0].is_stream:
+            if requests[0].wants_usage_so_far and _num_choices(requests) > 1:
+                raise InvalidRequest(
+                    "`continuous_usage_stats` counts one choice; ask for one prompt and `n: 1`.", param="stream_options"
+                )
             return await self._stream(request, requests, dialect, trace)
         if isinstance(requests[0].stream_options, StreamOptions):
             raise InvalidRequest("`stream_options` needs `stream: true`.", param="stream_options")
@@ -135,6 +139,9 @@ class OpenAIHandlers:
                 if chunk.usage is not None:
                     answer.account(chunk.usage)
                 event = events.event(chunk)
+                if (so_far := chunk.usage_so_far) is not None:
+                    event = events.counted(event, so_far)
+                    opening = events.counted(opening, msgspec.structs.replace(so_far, completion_tokens=0))
                 if opening:
                     event, opening = opening + event, b""
                 if event:

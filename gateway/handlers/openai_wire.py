@@ -104,6 +104,11 @@ class Events(ABC):
         self._unfinished.remove(chunk.index)
         return pieces + self._finish(chunk.index, chunk.finish_reason)
 
+    def counted(self, events: bytes, so_far: Usage) -> bytes:
+        """Events of this answer with the usage so far in place of their null. Its mark holds line ends, which no JSON
+        string does, so it is never part of a text."""
+        return events.replace(self._end, b',"usage":' + _encode(usage_object(so_far)) + b"}\n\n")
+
     def check_whole(self) -> None:
         """A stream that has ended without its finish reasons was cut, whatever the engine says."""
         if self._unfinished:

@@ -50,6 +50,7 @@ class Adapter(EngineAdapter[HonestOptions]):
         super().__init__(options)
         self.capabilities = Capabilities(
             embeddings=True, dimensions=True, tokenize=True, tokenize_chat=True, detokenize=True, token_prompts=True,
+            usage_so_far=True,
             parameters=request_fields() - options.lacks,
             cache_salt=frozenset({"chat", "completions"}),
             load=frozenset(Load.__struct_fields__) - options.lacks,
@@ -141,12 +142,18 @@ class Adapter(EngineAdapter[HonestOptions]):
                         text="" if self._calls(request) else piece,
                         tool_calls=self._calls(request) if position == 0 else None,
                         logprobs=self._logprobs(request, piece),
+                        usage_so_far=self._so_far(request, prompt, position + 1),
                     )
-                yield Chunk(index=index, finish_reason=reason)
+                yield Chunk(index=index, finish_reason=reason, usage_so_far=self._so_far(request, prompt, len(pieces)))
         finally:
             self._running -= not self._lies("cancellation")
         num_tokens = sum(len(pieces) for pieces, _ in words) * self._asked(request, "best_of", 1)
         yield Chunk(usage=Usage(len(prompt), num_tokens + self._lies("usage"), self._cached(request, prompt)))
+
+    def _so_far(self, request: GenerateRequest, prompt: list[int], num_tokens: int) -> Usage | None:
+        if not request.wants_usage_so_far:
+            return None
+        return Usage(len(prompt), num_tokens // 2 if self._lies("usage_so_far") else num_tokens)
 
     def _cached(self, request: GenerateRequest, prompt: list[int]) -> int:
         key = (None if self._lies(f"cache_salt.{route_of(request)}") else request.salt, tuple(prompt))

@@ -84,6 +84,25 @@ async def test_a_repeated_prompt_is_answered_alike_and_from_the_cache(adapter: A
     assert 0 < load.prefix_hit_rate < 1
 
 
+OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
+
+
+async def test_each_piece_tells_the_tokens_so_far_also_where_a_character_takes_several(adapter: Adapter) -> None:
+    chunks = await collect(adapter, chat("x" * 100, **GREEDY, stream=True, stream_options=OPTIONS))
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage_so_far is None
+    told = [chunk.usage_so_far for chunk in chunks[:-1] if chunk.usage_so_far is not None]
+    assert len(told) == len(chunks) - 1
+    counts = [usage.completion_tokens for usage in told]
+    assert counts == sorted(counts)
+    assert counts[0] >= 1
+    assert counts[-1] == chunks[-1].usage.completion_tokens == GREEDY["max_tokens"]
+    assert {usage.prompt_tokens for usage in told} == {chunks[-1].usage.prompt_tokens}
+    plain = await collect(adapter, chat("x" * 100, **GREEDY))
+    assert [chunk.text for chunk in plain] == [chunk.text for chunk in chunks]
+    assert [chunk.usage_so_far for chunk in plain] == [None] * len(plain)
+
+
 async def test_choices_of_a_seeded_request_differ_and_repeat(adapter: Adapter) -> None:
     request = completion(max_tokens=24, seed=-5, n=3, ignore_eos=True)
     first, second = await collect(adapter, request), await collect(adapter, request)

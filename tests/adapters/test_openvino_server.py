@@ -331,6 +331,35 @@ def test_calls_and_thoughts_are_read_out_of_the_text_whole(taught: Running) -> N
     assert body["usage"]["completion_tokens"] == body["usage"]["prompt_tokens"] + 1  # every token, shown or not
 
 
+OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
+
+
+def test_every_event_counts_the_tokens_so_far_those_of_half_characters_too(server: Running) -> None:
+    messages = [{"role": "user", "content": "字😀é"}]
+    events = server.stream("/v1/chat/completions", messages=messages, stream_options=OPTIONS)
+    assert events.pop() == "[DONE]"
+    account = events.pop()["usage"]
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts[0] == 0  # the role
+    assert counts == sorted(counts)
+    assert counts[-1] == account["completion_tokens"]
+    said = [
+        "".join(event["choices"][0]["delta"].get("content", "") for event in events[: n + 1])
+        for n in range(len(events))
+    ]
+    for text, count in zip(said[1:-1], counts[1:-1], strict=True):
+        assert len(text.encode()) == count  # the twin's token is a byte, and no character leaves before its last
+
+
+def test_calls_and_thoughts_are_counted_as_they_are_streamed(taught: Running) -> None:
+    fields = says(f"<think>hm</think>{CALL}{CALL.replace('Rome', 'Oslo')}", tools=TOOLS)
+    events = taught.stream("/v1/chat/completions", **fields, stream_options=OPTIONS)
+    counts = [event["usage"]["completion_tokens"] for event in events[:-1]]
+    assert counts[0] == 0
+    assert counts == sorted(counts)
+    assert counts[-1] == counts[-2]
+
+
 def test_calls_and_thoughts_are_streamed(taught: Running) -> None:
     fields = says(f"<think>hm</think>{CALL}{CALL.replace('Rome', 'Oslo')}", tools=TOOLS)
     events = taught.stream("/v1/chat/completions", **fields, stream_options={"include_usage": True})

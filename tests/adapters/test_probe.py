@@ -60,7 +60,7 @@ LIES = {
     "frequency_penalty": "frequency_penalty", "repetition_penalty": "repetition_penalty", "n": "n", "echo": "echo",
     "suffix": "suffix", "logprobs": "logprobs", "top_logprobs": "top_logprobs", "response_format": "response_format",
     "tokenize": "tokenise a text", "tokenize_chat": "tokenise a chat", "detokenize": "detokenise",
-    "token_prompts": "prompts of token ids", "embeddings": "embeddings", "dimensions": "chosen dimensions",
+    "token_prompts": "prompts of token ids", "usage_so_far": "usage in each event", "embeddings": "embeddings", "dimensions": "chosen dimensions",
     "running": "running requests", "kv_usage": "KV cache use", "prefix_hit_rate": "prefix cache hits",
     "cache_salt.chat": "tenants apart in chats", "cache_salt.completions": "tenants apart in completions",
     "usage": "usage", "cancellation": "cancellation", "context overflow": "context overflow",
