@@ -21,6 +21,7 @@ from arena.commands.contenders import EngineOption, engine_options, launched, me
 if TYPE_CHECKING:
     from adapters.launching.knobs import Knob
     from arena.judging.results import CellResult
+    from arena.judging.so_far import SoFar
     from arena.load.loadgen import Progress
     from arena.race.bakeoff import Contender, RaceCard
     from arena.race.tuning import Budget, Trial, Tuning
@@ -208,8 +209,9 @@ class Told:
     def cell_starting(self, name: str, rate_rps: float, expected_s: float) -> None:
         self._rate = rate_rps
 
-    def cell_progress(self, name: str, progress: Progress) -> None:
-        self._say(f"{name}: {self._rate:.2f} requests/s, {progress.in_flight} in flight, {progress.done} done")
+    def cell_progress(self, name: str, progress: Progress, so_far: SoFar) -> None:
+        timely = f", {so_far.in_time}/{so_far.ended} in time so far" if so_far.ended else ""
+        self._say(f"{name}: {self._rate:.2f} requests/s, {progress.in_flight} in flight, {progress.done} done{timely}")
 
     def cell_judged(self, name: str, cell: CellResult) -> None:
         self._say(f"{name}: {cell.rate_rps:.2f} requests/s, {cell.requests - cell.misses} of {cell.requests} in time")

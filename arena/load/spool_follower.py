@@ -8,6 +8,7 @@ Where several load processes share a cell, their parts are followed, and not the
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,17 +20,19 @@ _decode = msgspec.json.Decoder(SpoolRow).decode
 
 
 class Follower:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, cell: str | None = None) -> None:
+        """`cell`: of this one alone."""
         self._folder = folder
+        self._name = "*" if cell is None else glob.escape(cell)
         self._read: dict[Path, int] = {}  # bytes that were taken of each file
         self._in_parts: set[str] = set()  # cells
 
     def rows(self) -> Iterator[tuple[str, RequestRow]]:
         """(cell, row) of every request whose line is whole by now."""
-        parts = sorted(self._folder.glob("*.jsonl.w[0-9]*"))
+        parts = sorted(self._folder.glob(f"{self._name}.jsonl.w[0-9]*"))
         parts = [path for path in parts if path.suffix[2:].isdigit()]  # the markers and plans of parts lie beside them
         self._in_parts |= {_cell(path) for path in parts}
-        whole = [path for path in sorted(self._folder.glob("*.jsonl")) if _cell(path) not in self._in_parts]
+        whole = [path for path in sorted(self._folder.glob(f"{self._name}.jsonl")) if _cell(path) not in self._in_parts]
         for path in [*parts, *whole]:
             for row in self._new(path):
                 if isinstance(row, RequestRow):

@@ -21,6 +21,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,11 +35,13 @@ from arena.judging.controls import DRIFT_CHECK
 from arena.judging.ladder import Outcome
 from arena.judging.results import EngineNotes, RaceResult, RunNotes
 from arena.judging.search import Probe, next_probe
+from arena.judging.so_far import SoFar, Tally
 from arena.load import spool as spools
 from arena.load.calibration import Calibration
 from arena.load.closed_plan import closed_plan
 from arena.load.loadgen import ClosedLoop, Limits, Progress, run_cell
 from arena.load.plan import CellPlan, PromptSource, Target
+from arena.load.spool_follower import Follower
 from arena.load.workload import NOTHING, CellKey
 from arena.load.workloads.material import Material
 from arena.race.energy import POWERCAP, readable_counters, sampled
@@ -103,7 +106,7 @@ class Show(Protocol):
     def engine_ready(self, name: str, words: str) -> None: ...
     def engine_failed(self, name: str, words: str) -> None: ...
     def cell_starting(self, name: str, rate_rps: float, expected_s: float) -> None: ...
-    def cell_progress(self, name: str, progress: Progress) -> None: ...
+    def cell_progress(self, name: str, progress: Progress, so_far: SoFar) -> None: ...
     def cell_judged(self, name: str, cell: CellResult) -> None: ...
 
 
@@ -356,15 +359,17 @@ class Course:
         self.show.cell_starting(
             entry.name, step.rate_rps, cell.warmup_s + cell.window_s(step.rate_rps) + deadline_s / 2
         )
+        spool = self.card.out / "spool" / f"{plan.cell_id}.jsonl"
+        followed = Follower(spool.parent, cell=plan.cell_id)
         async with sampled(self.counters) as energy, watched(entry.target) as metrics:
             run = await run_cell(
                 plan,
                 entry.target,
-                self.card.out / "spool" / f"{plan.cell_id}.jsonl",
+                spool,
                 limits=Limits(request_timeout_s=deadline_s + 0.5),
                 crew=crew_of(self.scenario, self.card.master),
                 closed=closed,
-                on_progress=lambda progress: self.show.cell_progress(entry.name, progress),
+                on_progress=partial(self._tell_progress, entry.name, followed, Tally(self.scenario.slo)),
             )
         spools.write_metrics(run.spool, metric_rows(metrics, run.epoch_unix_ns))
         self.store.record_energy(plan.cell_id, energy)
@@ -377,6 +382,12 @@ class Course:
             await self._check_alive(entry)
         await asyncio.sleep(cell.settle_s)
         return result
+
+    def _tell_progress(self, name: str, followed: Follower, tally: Tally, progress: Progress) -> None:
+        """Read here, out of the spool: the load process has nothing to do with it."""
+        for _, row in followed.rows():
+            tally.add(row)
+        self.show.cell_progress(name, progress, tally.so_far())
 
     def _learn(self, entry: Entry, result: CellResult) -> None:
         if result.is_valid:

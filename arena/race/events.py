@@ -9,11 +9,13 @@ end comes a `result` with the summary.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from arena.judging.results import CellResult
+from arena.judging.so_far import SoFar
 from arena.load.loadgen import Progress
 
 if TYPE_CHECKING:
@@ -42,10 +44,20 @@ class EventLines:
     def cell_starting(self, name: str, rate_rps: float, expected_s: float) -> None:
         self.tell("cell_starting", engine=name, rate_rps=rate_rps, expected_s=round(expected_s, 1))
 
-    def cell_progress(self, name: str, progress: Progress) -> None:
+    def cell_progress(self, name: str, progress: Progress, so_far: SoFar) -> None:
         counts = {"sent": progress.sent, "done": progress.done, "failed": progress.failed}
         elapsed_s = round(progress.elapsed_s, 2)
-        self.tell("cell_progress", engine=name, elapsed_s=elapsed_s, in_flight=progress.in_flight, **counts)
+        self.tell(
+            "cell_progress",
+            engine=name,
+            elapsed_s=elapsed_s,
+            in_flight=progress.in_flight,
+            **counts,
+            measured=so_far.ended,
+            in_time=so_far.in_time,
+            ttft_p50_ms=_finite(so_far.ttft_p50_ms),
+            ttft_p99_ms=_finite(so_far.ttft_p99_ms),
+        )
 
     def cell_judged(self, name: str, cell: CellResult) -> None:
         self.tell(
@@ -64,6 +76,11 @@ class EventLines:
 
     def tell(self, event: str, **fields: Any) -> None:
         self._write(json.dumps({"event": event, "t_s": round(time.monotonic() - self._started, 3), **fields}))
+
+
+def _finite(milliseconds: float | None) -> float | None:
+    """JSON has no infinity, which stands for failures."""
+    return None if milliseconds is None or math.isinf(milliseconds) else round(milliseconds, 2)
 
 
 class Several:
@@ -92,9 +109,9 @@ class Several:
         for show in self._shows:
             show.cell_starting(name, rate_rps, expected_s)
 
-    def cell_progress(self, name: str, progress: Progress) -> None:
+    def cell_progress(self, name: str, progress: Progress, so_far: SoFar) -> None:
         for show in self._shows:
-            show.cell_progress(name, progress)
+            show.cell_progress(name, progress, so_far)
 
     def cell_judged(self, name: str, cell: CellResult) -> None:
         for show in self._shows:

@@ -25,12 +25,13 @@ from rich.text import Text
 
 from arena.judging.results import CellResult
 from arena.judging.search import next_probe
+from arena.judging.so_far import NOTHING_YET, SoFar
 from arena.judging.stats import Verdict, holds
 from arena.load.loadgen import Progress
 from arena.reports.wording import milliseconds, rate_words, share_words
 
 if TYPE_CHECKING:
-    from arena.race.scenario import Scenario
+    from arena.race.scenario import SLO, Scenario
 
 MARK = {True: "[green]holds[/]", False: "[red]fails[/]"}
 BARS = "▁▂▃▄▅▆▇█"
@@ -45,6 +46,7 @@ class Standing:
     rate_rps: float | None = None  # of the cell that runs
     expected_s: float = 1.0
     progress: Progress | None = None
+    so_far: SoFar = NOTHING_YET
     cells: list[CellResult] = field(default_factory=list)
     is_out: bool = False
 
@@ -130,9 +132,11 @@ class RaceScreen:
     def cell_starting(self, name: str, rate_rps: float, expected_s: float) -> None:
         standing = self.standings[name]
         standing.state, standing.rate_rps, standing.expected_s, standing.progress = "races", rate_rps, expected_s, None
+        standing.so_far = NOTHING_YET
 
-    def cell_progress(self, name: str, progress: Progress) -> None:
-        self.standings[name].progress = progress
+    def cell_progress(self, name: str, progress: Progress, so_far: SoFar) -> None:
+        standing = self.standings[name]
+        standing.progress, standing.so_far = progress, so_far
 
     def cell_judged(self, name: str, cell: CellResult) -> None:
         standing = self.standings[name]
@@ -159,7 +163,8 @@ class RaceScreen:
                 escape(standing.name), standing.state, _now_words(standing), standing.curve(self._percentile), held,
                 standing.next_words(self._scenario),
             )  # fmt: skip
-        return Group(table, Text(self.time_words(), "dim"))
+        live = [words for standing in self.standings.values() if (words := so_far_words(standing, self._scenario.slo))]
+        return Group(table, *live, Text(self.time_words(), "dim"))
 
     def time_words(self) -> str:
         """Time used and left. The rest is an upper bound, for a search may be done before its budget is."""
@@ -192,8 +197,24 @@ def verdict_words(cell: CellResult, percentile: float) -> str:
     return f"{MARK[did_hold(cell, percentile)]}{proof}  {met}  {latencies}{unstable}"
 
 
+def so_far_words(standing: Standing, slo: SLO) -> Text | None:
+    """How the cell that runs stands; None before its first measured request has ended. Judged it is when it is over."""
+    so_far = standing.so_far
+    if standing.rate_rps is None or not so_far.ended:
+        return None
+    share = so_far.in_time / so_far.ended
+    words = Text(f"{standing.name} at {rate_words(standing.rate_rps)}/s so far: ")
+    words.append(
+        f"{so_far.in_time}/{so_far.ended} in time ({share_words(share)})",
+        "green" if share >= slo.percentile / 100 else "red",
+    )
+    ttfts = f"{milliseconds(so_far.ttft_p50_ms)}, p99 {milliseconds(so_far.ttft_p99_ms)}"
+    words.append(f", TTFT p50 {ttfts}")
+    return words.append(f", {standing.progress.in_flight} in flight") if standing.progress else words
+
+
 def _now_words(standing: Standing) -> Text:
-    """The cell that runs: its rate, how far it is, what is open. Attainment is known when the cell has been judged."""
+    """The cell that runs: its rate, how far it is, what is open."""
     if standing.rate_rps is None:
         return Text("")
     words = Text(f"{rate_words(standing.rate_rps)}/s ")

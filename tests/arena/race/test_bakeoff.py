@@ -12,6 +12,7 @@ import pytest
 
 from adapters.launching.launch import EngineProcess, LaunchSpec, free_port
 from arena.judging.results import CellResult, RaceResult, judge_race, read_cell, summary
+from arena.judging.so_far import SoFar
 from arena.load.loadgen import Progress
 from arena.race.bakeoff import Contender, RaceCard, race
 from arena.race.scenario import Scenario, parse
@@ -50,7 +51,7 @@ class Log:
 
     def cell_starting(self, name: str, rate_rps: float, expected_s: float) -> None: ...
 
-    def cell_progress(self, name: str, progress: Progress) -> None:
+    def cell_progress(self, name: str, progress: Progress, so_far: SoFar) -> None:
         self.in_flight = max(self.in_flight, progress.in_flight)
 
     def cell_judged(self, name: str, cell: CellResult) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import math
 
 from rich.console import Console
 
+from arena.judging.so_far import SoFar
 from arena.load.loadgen import Progress
 from arena.race.events import EventLines, Several
 from arena.race.progress import RaceScreen
@@ -35,7 +37,8 @@ def play(show: RaceScreen | EventLines | Several) -> None:
     show.cell_starting("native", NATIVE.cells[0].rate_rps, 40)
     show.cell_judged("native", NATIVE.cells[0])
     show.cell_starting("native", 8.0, 40)
-    show.cell_progress("native", Progress(pid=1, elapsed_s=20, sent=160, done=150, failed=2, in_flight=8))
+    progress = Progress(pid=1, elapsed_s=20, sent=160, done=150, failed=2, in_flight=8)
+    show.cell_progress("native", progress, SoFar(120, 119, 80.4, math.inf))
 
 
 def test_the_table_tells_what_runs_what_held_and_what_comes_next() -> None:
@@ -46,6 +49,7 @@ def test_the_table_tells_what_runs_what_held_and_what_comes_next() -> None:
     table = text_of(screen)
     assert "8.00/s" in table
     assert "8 open, 150/160 done, 2 failed" in table
+    assert "native at 8.00/s so far: 119/120 in time (99.2 %), TTFT p50 80.4 ms, p99 ∞, 8 in flight" in table
     assert "is out" in table
     assert f"{NATIVE.cells[0].rate_rps:.2f}/s, 100 %" in table
     assert f"({SCENARIO.search.max_cells - 1} cells)" in screen.time_words()
@@ -91,5 +95,7 @@ def test_events_are_one_json_object_a_line_and_reach_every_show() -> None:
     assert (judged["engine"], judged["rate_rps"], judged["status"]) == ("native", NATIVE.cells[0].rate_rps, "ok")
     assert judged["attainment"] == NATIVE.cells[0].attainment
     assert events[6]["in_flight"] == 8
+    assert (events[6]["measured"], events[6]["in_time"], events[6]["ttft_p50_ms"]) == (120, 119, 80.4)
+    assert events[6]["ttft_p99_ms"] is None  # JSON has no infinity
     assert all(event["t_s"] >= 0 for event in events)
     assert screen.standings["native"].progress is not None
