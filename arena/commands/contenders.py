@@ -19,7 +19,7 @@ from arena.commands.common import Misuse
 
 if TYPE_CHECKING:
     from adapters.launching.launch import EngineProcess
-    from arena.race.bakeoff import Contender
+    from arena.race.card import Contender
     from arena.race.scenario import Scenario
 
 EngineOption = Annotated[
@@ -47,7 +47,7 @@ def contenders_of(
 def launched(names: list[str], model: str, options: Mapping[str, Mapping[str, Any]]) -> list[Contender]:
     """Contenders that we start, each with its launch options: the named ones, or all that are installed."""
     from adapters.models.model_store import ModelMissing, ModelStore
-    from arena.race.bakeoff import Contender
+    from arena.race.card import Contender
     from arena.race.config import installations
 
     home = goodgate_home()
@@ -147,7 +147,7 @@ def api_key(name: str) -> str:
 
 
 def endpoints(values: list[str], key: str | None) -> list[Contender]:
-    from arena.race.bakeoff import Contender
+    from arena.race.card import Contender
 
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     contenders = []

@@ -21,7 +21,8 @@ from arena.commands.run import card_of, interruptible, load
 
 if TYPE_CHECKING:
     from arena.judging.results import RaceResult
-    from arena.race.bakeoff import Contender, RaceCard, Show
+    from arena.race.card import Contender, RaceCard
+    from arena.race.show import Show
 
 app = typer.Typer()
 

@@ -26,7 +26,7 @@ from arena.commands.tune import BudgetCells, BudgetMinutes, budget_of, tuned
 
 if TYPE_CHECKING:
     from arena.judging.results import RaceResult
-    from arena.race.bakeoff import Contender, RaceCard
+    from arena.race.card import Contender, RaceCard
     from arena.race.config import LoadedScenario
     from arena.race.scenario import Scenario
 
@@ -167,7 +167,7 @@ def card_of(
     seed: int | None,
     suffix: str = "",
 ) -> RaceCard:
-    from arena.race.bakeoff import RaceCard
+    from arena.race.card import RaceCard
     from arena.race.config import clock_facts, git_sha, host_facts
 
     now = datetime.now(UTC)
@@ -194,8 +194,9 @@ def _race(card: RaceCard, *, as_json: bool, events: bool, web: int | None) -> No
     from arena.judging.results import summary
     from arena.load.spool import SpoolError
     from arena.race.bakeoff import race
-    from arena.race.events import EventLines, Several
+    from arena.race.events import EventLines
     from arena.race.progress import RaceScreen
+    from arena.race.show import Several
     from arena.race.web import WebError, web_view
     from arena.reports.report import publish, ranking_table
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from arena.judging.results import CellResult
     from arena.judging.so_far import SoFar
     from arena.load.loadgen import Progress
-    from arena.race.bakeoff import Contender, RaceCard
+    from arena.race.card import Contender, RaceCard
     from arena.race.tuning import Budget, Trial, Tuning
 
 app = typer.Typer()
@@ -189,7 +189,7 @@ async def _interruptible(
 
 
 class Told:
-    """Says in one line what a trial is at. Implements `arena.race.bakeoff.Show`."""
+    """Says in one line what a trial is at. Implements `arena.race.show.Show`."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -1,7 +1,7 @@
 """An engine asked outside the measured path: which models it serves, and one streamed request, read to its end.
 
     names = await model_names(client, url)
-    asked = await ask(client, url + CHAT, body)
+    asked = await ask(client, url + route, body)
 
 Probes, warm-ups and bursts use it. What counts as an answer is what counts in a cell (`arena.load.answer_reader`);
 stamps are taken after the read, which is exact enough to see how an answer comes, and no more.
@@ -21,8 +21,6 @@ from adapters.errors import EngineFailed, EngineProtocolError, EngineUnavailable
 from adapters.wire.unreachable import why_unreachable
 from arena.load.answer_reader import MAX_MESSAGE_CHARS, Answer, AnswerReader
 from arena.load.spool import TOOL_CALL
-
-CHAT = "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ from arena.load.arrivals import SECOND_NS, ArrivalKind, Drawn, Span, draw
 from arena.load.spec import Arrivals, Poisson
 from arena.load.traces import Trace
 
+CHAT = "/v1/chat/completions"
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -103,7 +105,7 @@ class Target:
     url: str
     model: str
     name: str
-    path: str = "/v1/chat/completions"
+    path: str = CHAT
     fields: Mapping[str, Any] = field(default_factory=lambda: dict(STREAM_WITH_USAGE))
     headers: Mapping[str, str] = field(default_factory=dict)
 

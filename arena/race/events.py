@@ -2,8 +2,8 @@
 
     {"event": "cell_judged", "t_s": 12.3, "engine": "a", "rate_rps": 4.0, "verdict": "pass", ...}
 
-`t_s` is seconds since the race began. The events are those of `arena.race.bakeoff.Show`, with the same names; at the
-end comes a `result` with the summary.
+`t_s` is seconds since the race began. The events are those of `arena.race.show.Show`, with the same names; at the end
+comes a `result` with the summary.
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from arena.judging.results import CellResult
 from arena.judging.so_far import SoFar
 from arena.load.loadgen import Progress
-
-if TYPE_CHECKING:
-    from arena.race.bakeoff import Show
 
 
 class EventLines:
@@ -81,38 +78,3 @@ class EventLines:
 def _finite(milliseconds: float | None) -> float | None:
     """JSON has no infinity, which stands for failures."""
     return None if milliseconds is None or math.isinf(milliseconds) else round(milliseconds, 2)
-
-
-class Several:
-    """One race shown in several ways."""
-
-    def __init__(self, shows: Sequence[Show]) -> None:
-        self._shows = tuple(shows)
-
-    def client_calibrating(self, words: str) -> None:
-        for show in self._shows:
-            show.client_calibrating(words)
-
-    def engine_starting(self, name: str) -> None:
-        for show in self._shows:
-            show.engine_starting(name)
-
-    def engine_ready(self, name: str, words: str) -> None:
-        for show in self._shows:
-            show.engine_ready(name, words)
-
-    def engine_failed(self, name: str, words: str) -> None:
-        for show in self._shows:
-            show.engine_failed(name, words)
-
-    def cell_starting(self, name: str, rate_rps: float, expected_s: float) -> None:
-        for show in self._shows:
-            show.cell_starting(name, rate_rps, expected_s)
-
-    def cell_progress(self, name: str, progress: Progress, so_far: SoFar) -> None:
-        for show in self._shows:
-            show.cell_progress(name, progress, so_far)
-
-    def cell_judged(self, name: str, cell: CellResult) -> None:
-        for show in self._shows:
-            show.cell_judged(name, cell)

@@ -25,7 +25,10 @@ from adapters.errors import EngineFailed
 from adapters.launching.launch import HOST, EngineProcess, LaunchSpec, free_port
 from arena.judging.search import Probe
 from arena.load.plan import CellPlan, PlannedRequest
-from arena.race.bakeoff import Course, Entry, RaceCard, Show
+from arena.race.card import RaceCard
+from arena.race.course import Course
+from arena.race.entries import Entry
+from arena.race.show import Show
 from arena.records.store import Store
 
 MARKS = ("apple", "river")  # before each prompt; one token in the vocabularies that `arena/load/workloads` names

@@ -22,8 +22,8 @@ from typing import Any
 import aiohttp
 
 from adapters.errors import EngineError, EngineFailed, EngineProtocolError, EngineUnavailable
-from arena.load.asking import CHAT, Asked, Refused, ask, model_names
-from arena.load.plan import Prompt, PromptSource, Target
+from arena.load.asking import Asked, Refused, ask, model_names
+from arena.load.plan import CHAT, Prompt, PromptSource, Target
 from arena.race.own_report import own_report
 
 PROBE_TOKENS = 24
@@ -231,7 +231,7 @@ async def warm_up(target: Target, prompts: PromptSource, size: int, *, timeout_s
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=dict(target.headers)) as client:
         results = await asyncio.gather(
-            *(ask(client, target.url + CHAT, _body(prompts(seq), target)) for seq in range(size)),
+            *(ask(client, target.url + target.path, _body(prompts(seq), target)) for seq in range(size)),
             return_exceptions=True,
         )
     for result in results:

@@ -1,6 +1,6 @@
 """What the terminal shows while a race runs: a table that moves, with a row an engine, and a line for each verdict.
 
-    with RaceScreen(console, names, scenario) as screen:      # an `arena.race.bakeoff.Show`
+    with RaceScreen(console, names, scenario) as screen:      # an `arena.race.show.Show`
         await race(card, screen)
 
 Into a file or a pipe only the lines go. What has been judged is kept in `Standing`, which draws nothing and knows no

@@ -16,7 +16,7 @@ import msgspec
 
 from arena.judging.results import RunNotes, judge_race
 from arena.load import spool as spools
-from arena.race.bakeoff import judge_cell
+from arena.race.cell_runner import judge_cell
 from arena.records.schema import is_outdated
 from arena.records.store import Store
 from arena.records.verdicts import search_rows, stored_verdicts, verdict_rows

@@ -24,8 +24,10 @@ from msgspec import Struct
 
 from adapters.launching.knobs import Knob
 from arena.judging.results import EngineResult
-from arena.race.bakeoff import Contender, RaceCard, Show, race
+from arena.race.bakeoff import race
+from arena.race.card import Contender, RaceCard
 from arena.race.scenario import Parity, Scenario
+from arena.race.show import Show
 
 CELLS_PER_TRIAL = 4
 FEWEST_CELLS = 2  # of a trial: fewer find no goodput, only whether one rate holds

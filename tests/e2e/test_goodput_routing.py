@@ -22,7 +22,8 @@ from arena.load.loadgen import Limits, run_cell
 from arena.load.plan import Target, build_plan
 from arena.load.spool import RequestRow, read_rows
 from arena.load.workload import CellKey, prompt_source
-from arena.race.bakeoff import Contender, RaceCard, race
+from arena.race.bakeoff import race
+from arena.race.card import Contender, RaceCard
 from arena.race.scenario import parse
 from arena.reports.report import publish
 from tests.arena.race.test_bakeoff import Log, scripted

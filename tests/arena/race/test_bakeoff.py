@@ -14,7 +14,8 @@ from adapters.launching.launch import EngineProcess, LaunchSpec, free_port
 from arena.judging.results import CellResult, RaceResult, judge_race, read_cell, summary
 from arena.judging.so_far import SoFar
 from arena.load.loadgen import Progress
-from arena.race.bakeoff import Contender, RaceCard, race
+from arena.race.bakeoff import race
+from arena.race.card import Contender, RaceCard
 from arena.race.scenario import Scenario, parse
 from arena.records.check import check_run
 from arena.records.store import Store
@@ -340,7 +341,7 @@ def test_three_invalid_cells_in_a_row_end_a_turn_and_only_an_engine_without_a_va
         store.judge_cell(cell_id, "invalid_client" if late else "ok", "The client was late." if late else None)
         return read_cell(store, cell_id, scenario)
 
-    monkeypatch.setattr("arena.race.bakeoff.judge_cell", mostly_late)
+    monkeypatch.setattr("arena.race.cell_runner.judge_cell", mostly_late)
     server = [sys.executable, "-m", "adapters.servers.fake_server", "--port", "PORT", *PACE, "--max-concurrent", "4"]
     text = SCENARIO.replace("duration_s: 1.5", "duration_s: 0.2") + "rounds: 2\n"
     log = Log()

@@ -19,7 +19,8 @@ import pytest
 from arena.commands.common import Misuse
 from arena.commands.contenders import priced
 from arena.judging.results import RaceResult, judge_race, summary
-from arena.race.bakeoff import Contender, race
+from arena.race.bakeoff import race
+from arena.race.card import Contender
 from arena.race.energy import RaplZone, nvml_cards, rapl_zones, readable_counters, sampled
 from arena.race.scenario import parse
 from arena.records.store import Store

@@ -14,7 +14,8 @@ from adapters.launching.weights import Weights
 from arena.commands.common import Misuse
 from arena.commands.contenders import contenders_of
 from arena.judging.results import RaceResult
-from arena.race.bakeoff import Contender, race
+from arena.race.bakeoff import race
+from arena.race.card import Contender
 from arena.race.raced_with import short
 from arena.race.scenario import Scenario, parse
 from arena.records.store import Store

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from arena.judging.so_far import SoFar
 from arena.load.loadgen import Progress
-from arena.race.events import EventLines, Several
+from arena.race.events import EventLines
 from arena.race.progress import RaceScreen
+from arena.race.show import Several
 from tests.arena.reports.synthetic import SCENARIO, synthetic_race
 
 RESULT = synthetic_race()

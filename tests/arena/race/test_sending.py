@@ -12,7 +12,8 @@ from adapters.errors import GoodgateError
 from arena.judging.results import RaceResult, summary
 from arena.load.calibration import Budget, Calibration, Demand
 from arena.race import sending
-from arena.race.bakeoff import Contender, race
+from arena.race.bakeoff import race
+from arena.race.card import Contender
 from arena.race.scenario import ScenarioError, parse
 from arena.race.sending import crew_of, demand_of
 from arena.records.check import check_run

@@ -23,7 +23,7 @@ from adapters.registry import adapter_class
 from arena.commands.cli import app
 from arena.commands.common import Misuse
 from arena.commands.tune import budget_of, knobs_of, swept_knob
-from arena.race.bakeoff import Contender
+from arena.race.card import Contender
 from arena.race.config import installations
 from arena.race.tuning import (
     Bench,

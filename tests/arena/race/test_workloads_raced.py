@@ -13,7 +13,8 @@ from arena.load.arrivals import Drawn
 from arena.load.plan import CellPlan
 from arena.load.spool import plan_file
 from arena.load.workloads.material import gather
-from arena.race.bakeoff import Contender, RaceCard, race
+from arena.race.bakeoff import race
+from arena.race.card import Contender, RaceCard
 from arena.race.scenario import parse
 from arena.records.check import check_run
 from arena.records.store import Store
