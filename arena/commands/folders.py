@@ -27,8 +27,9 @@ def report(
 
     Example: goodgate arena report .goodgate/arena/chat-20261129-200000
     """
-    from arena.judging.results import judge_race, summary
+    from arena.judging.judge import judge_race
     from arena.reports.report import publish, ranking_table
+    from arena.reports.summary import summary
 
     with errors(), open_store(folder, settle=True) as store:
         result = judge_race(store)
@@ -79,7 +80,7 @@ def check(
 
     Example: goodgate arena check .goodgate/arena/chat-20261129-200000
     """
-    from arena.judging.results import judge_race
+    from arena.judging.judge import judge_race
     from arena.records.check import check_files, check_run
     from arena.reports.report import publish
 
@@ -123,7 +124,7 @@ def export(
 
 
 def _judge(folder: Path) -> RaceResult:
-    from arena.judging.results import judge_race
+    from arena.judging.judge import judge_race
 
     with open_store(folder) as store:
         return judge_race(store)

@@ -191,7 +191,6 @@ def card_of(
 def _race(card: RaceCard, *, as_json: bool, events: bool, web: int | None) -> None:
     import duckdb
 
-    from arena.judging.results import summary
     from arena.load.spool import SpoolError
     from arena.race.bakeoff import race
     from arena.race.events import EventLines
@@ -199,6 +198,7 @@ def _race(card: RaceCard, *, as_json: bool, events: bool, web: int | None) -> No
     from arena.race.show import Several
     from arena.race.web import WebError, web_view
     from arena.reports.report import publish, ranking_table
+    from arena.reports.summary import summary
 
     names = [contender.name for contender in card.contenders]
     console = Console(stderr=as_json or events)

@@ -20,7 +20,7 @@ from arena.commands.contenders import EngineOption, engine_options, launched, me
 
 if TYPE_CHECKING:
     from adapters.launching.knobs import Knob
-    from arena.judging.results import CellResult
+    from arena.judging.cells import CellResult
     from arena.judging.so_far import SoFar
     from arena.load.loadgen import Progress
     from arena.race.card import Contender, RaceCard

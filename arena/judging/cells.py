@@ -3,7 +3,7 @@
     cell = read_cell(store, "native-8rps-0", scenario)
     cell.verdict                 # of this cell alone; a rate is judged by all of its cells (arena.judging.ladder)
 
-`audit_cell` runs the audits, whose findings decide on the cell's status.
+Its status is what `arena.judging.cell_audit` found.
 """
 
 from __future__ import annotations
@@ -13,18 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from arena.judging import audit, stats, steady
-from arena.judging.arrival_audit import arrivals_drawn, asked_prompts
-from arena.judging.client_audit import Counted, client_findings
+from arena.judging import stats, steady
 from arena.judging.controls import DRIFT_CHECK
-from arena.judging.findings import SECOND_NS, Finding, Row
+from arena.judging.findings import SECOND_NS, Finding
 from arena.judging.ladder import Outcome, pool
-from arena.judging.notes import RunNotes
 from arena.judging.stats import Verdict
-from arena.load.arrivals import Drawn
-from arena.load.loadgen import lag_budget_ms
 from arena.race.scenario import SLO, Scenario
 from arena.records.store import Store
 
@@ -166,7 +159,7 @@ def read_cell(store: Store, cell_id: str, scenario: Scenario, *, floor_ms: float
 
 def read_window(store: Store, cell_id: str) -> steady.Window:
     """The steady window: that of the plan, unless the warm-up turns out to have been longer."""
-    plan = _plan(store, cell_id)
+    plan = read_plan(store, cell_id)
     rows = store.query(
         "SELECT scheduled_ns, ttft_sched_ms AS ttft_ms, status FROM v_requests WHERE cell_id = ? AND scheduled_ns < ? "
         "ORDER BY scheduled_ns, seq",
@@ -203,91 +196,9 @@ def _ttft(row: Mapping[str, Any]) -> float:
     return float(row["ttft_ms"]) if row["status"] == "ok" and row["ttft_ms"] is not None else math.inf
 
 
-def _plan(store: Store, cell_id: str) -> dict[str, Any]:
+def read_plan(store: Store, cell_id: str) -> dict[str, Any]:
+    """The row of the cell's plan."""
     return store.query("SELECT p.* FROM cells JOIN plans AS p USING (plan_sha256) WHERE cell_id = ?", [cell_id])[0]
-
-
-def audit_rows(store: Store, cell_id: str) -> list[Row]:
-    columns = (
-        "seq, measured, prompt_id, scheduled_ns, sent_ns, first_gen_ns, last_gen_ns, done_ns, status, max_tokens, "
-        "in_tok_usage AS in_tokens, out_tok_usage AS out_tokens, cached_tok AS cached_tokens, finish_reason, n_chunks, "
-        "http, n_reads, gap_cv"
-    )
-    rows = store.query(
-        f"SELECT {columns} FROM v_requests LEFT JOIN v_arrival_shape USING (cell_id, seq) "
-        "WHERE cell_id = ? ORDER BY seq",
-        [cell_id],
-    )
-    return [Row(**row) for row in rows]
-
-
-def audit_cell(store: Store, cell_id: str, scenario: Scenario) -> list[Finding]:
-    """Run the cell's audits from its rows; the caller decides whether to record them."""
-    plan = _plan(store, cell_id)
-    planned = store.query(
-        "SELECT seq, scheduled_ns, prompt_tokens FROM plan_rows WHERE plan_sha256 = ? ORDER BY seq",
-        [plan["plan_sha256"]],
-    )
-    schedule_ns = [row["scheduled_ns"] for row in planned]
-    drawn = msgspec.json.decode(plan["drawn_json"], type=Drawn) if plan["drawn_json"] else None
-    rows = audit_rows(store, cell_id)
-    findings = audit.audit_cell(
-        rows,
-        schedule_ns=schedule_ns,
-        rate_rps=plan["rate_rps"],
-        warmup_ns=plan["warmup_ns"],
-        horizon_ns=plan["horizon_ns"],
-        poisson_arrivals=drawn is None and plan["kind"] == "poisson",
-        lag_budget_ms=lag_budget_ms(scenario.slo.ttft_ms),
-        warm_cache=scenario.cache == "warm",
-        exact_output=scenario.exact_output,
-        repeated=store.query("SELECT count(*) AS n FROM v_repeated WHERE cell_id = ?", [cell_id])[0]["n"],
-    )
-    if drawn is not None:
-        findings += arrivals_drawn(drawn, schedule_ns)
-    findings.append(asked_prompts(rows, {row["seq"]: row["prompt_tokens"] for row in planned}))
-    findings += _client_findings(store, cell_id, scenario)
-    return findings + _stationarity(rows, read_window(store, cell_id), plan["warmup_ns"] / SECOND_NS)
-
-
-def _client_findings(store: Store, cell_id: str, scenario: Scenario) -> list[Finding]:
-    cell = store.query(
-        "SELECT rate_rps, foreign_cpu, notes FROM cells JOIN runs USING (run_id) WHERE cell_id = ?", [cell_id]
-    )[0]
-    answers = store.query(
-        "SELECT out_tok_usage AS usage, out_tok_counted AS events, tokens_known, n_chunks, n_recvs FROM v_measured "
-        "WHERE cell_id = ? AND ok",
-        [cell_id],
-    )
-    lags = store.query("SELECT loop_lag_ns / 1e6 AS lag_ms FROM client_health WHERE cell_id = ?", [cell_id])
-    notes = msgspec.json.decode(cell["notes"], type=RunNotes) if cell["notes"] else None
-    return client_findings(
-        answers=[Counted(**row) for row in answers],
-        foreign_cpu=cell["foreign_cpu"],
-        max_foreign_cpu=scenario.load.max_foreign_cpu,
-        loop_lags_ms=[row["lag_ms"] for row in lags],
-        lag_budget_ms=lag_budget_ms(scenario.slo.ttft_ms),
-        tokens_per_s=cell["rate_rps"] * scenario.longest_output,
-        calibration=notes.calibration if notes else None,
-    )
-
-
-def _stationarity(rows: Sequence[Row], window: steady.Window, warmup_s: float) -> list[Finding]:
-    known = sorted((row for row in rows if row.status != "unsent"), key=lambda row: (row.scheduled_ns, row.seq))
-
-    def seconds(ns: int | None) -> float:
-        return math.inf if ns is None else ns / SECOND_NS
-
-    return steady.findings(
-        [row.scheduled_ns / SECOND_NS for row in known],
-        [seconds(row.last_gen_ns if row.status == "ok" and row.last_gen_ns else row.done_ns) for row in known],
-        [
-            (row.first_gen_ns - row.scheduled_ns) / 1e6 if row.status == "ok" and row.first_gen_ns else math.inf
-            for row in known
-        ],
-        window,
-        warmup_s,
-    )
 
 
 def _findings(store: Store, cell_id: str) -> list[Finding]:

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from arena.judging.results import CellResult, RaceResult, Sample
+from arena.judging.cells import CellResult, Sample
+from arena.judging.results import RaceResult
 from arena.race.scenario import SLO
 
 SUFFIX = "-via-gateway"

@@ -5,7 +5,7 @@
     queue.goodput(percentile=99)            # 18.4: there, one request in a hundred takes longer than a second
 
 A cell is a list of arrivals in schedule order with how far each came towards its limit (`severity`, above 1 is a miss),
-as `arena.judging.results.Sample.severity` has it for real requests. A queue begins each cell empty, as engines do.
+as `arena.judging.cells.Sample.severity` has it for real requests. A queue begins each cell empty, as engines do.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from arena.records.store import Store
 
 if TYPE_CHECKING:
-    from arena.judging.results import CellResult, EngineResult
+    from arena.judging.cells import CellResult
+    from arena.judging.results import EngineResult
 
 SECOND_NS = 1e9
 MOMENTS = 240  # of a course, at which requests in flight are counted

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from arena.judging.results import RaceResult, judge_race
+from arena.judging.judge import judge_race
+from arena.judging.results import RaceResult
 from arena.race.card import RaceCard
 from arena.race.course import Course
 from arena.race.show import Show

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from arena.judging import audit, results
-from arena.judging.cells import CellResult
+from arena.judging import audit
+from arena.judging.cell_audit import audit_cell
+from arena.judging.cells import CellResult, read_cell
 from arena.judging.controls import DRIFT_CHECK
 from arena.judging.so_far import Tally
 from arena.load import spool as spools
@@ -103,7 +104,7 @@ class CellRunner:
 
 def judge_cell(store: Store, cell_id: str, scenario: Scenario, *, aborted: str | None) -> CellResult:
     """Audit a cell, write down what was found, and judge it. `aborted`: why its load broke off, if it did."""
-    findings = results.audit_cell(store, cell_id, scenario)
+    findings = audit_cell(store, cell_id, scenario)
     for finding in findings:
         store.record_audit(cell_id, finding.check, finding.value, finding.threshold, finding.ok)
     status, reason = audit.verdict(findings)
@@ -111,4 +112,4 @@ def judge_cell(store: Store, cell_id: str, scenario: Scenario, *, aborted: str |
         store.judge_cell(cell_id, "aborted", aborted)
     else:
         store.judge_cell(cell_id, status, reason)
-    return results.read_cell(store, cell_id, scenario)
+    return read_cell(store, cell_id, scenario)

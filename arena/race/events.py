@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from arena.judging.results import CellResult
+from arena.judging.cells import CellResult
 from arena.judging.so_far import SoFar
 from arena.load.loadgen import Progress
 

@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from arena.judging.results import CellResult
+from arena.judging.cells import CellResult
 from arena.judging.search import next_probe
 from arena.judging.so_far import NOTHING_YET, SoFar
 from arena.judging.stats import Verdict, holds

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from arena.judging.results import RunNotes, judge_race
+from arena.judging.judge import judge_race
+from arena.judging.notes import RunNotes
 from arena.load import spool as spools
 from arena.race.cell_runner import judge_cell
 from arena.records.schema import is_outdated

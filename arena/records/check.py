@@ -15,8 +15,10 @@ from typing import Any
 
 import msgspec
 
-from arena.judging import audit, results
-from arena.judging.results import RaceResult, judge_race
+from arena.judging import audit
+from arena.judging.cell_audit import audit_cell
+from arena.judging.judge import judge_race
+from arena.judging.results import RaceResult
 from arena.load import spool as spools
 from arena.load.plan import CellPlan
 from arena.load.spool import HealthRow, RequestRow, SpoolError
@@ -106,7 +108,7 @@ def _check_audit(store: Store, cell: dict[str, Any], result: RaceResult) -> list
         return []
     if cell["status"] == "unjudged":
         return [f"{cell['cell_id']}: it was never judged; `goodgate arena check --repair` does that."]
-    status, reason = audit.verdict(results.audit_cell(store, cell["cell_id"], result.scenario))
+    status, reason = audit.verdict(audit_cell(store, cell["cell_id"], result.scenario))
     if status != cell["status"]:
         return [
             f"{cell['cell_id']}: stored as {cell['status']}, a fresh audit says {status} ({reason or 'nothing amiss'})."

@@ -20,7 +20,8 @@ from types import TracebackType
 import duckdb
 import msgspec
 
-from arena.judging.results import EngineResult, RaceResult, judge_race
+from arena.judging.judge import judge_race
+from arena.judging.results import EngineResult, RaceResult
 from arena.judging.trends import Mark
 from arena.race.config import fingerprint
 from arena.records.store import Store, StoreError

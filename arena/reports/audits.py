@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from arena.judging.audit import Finding
-from arena.judging.results import CellResult, EngineResult, RaceResult
+from arena.judging.cells import CellResult
+from arena.judging.results import EngineResult, RaceResult
 from arena.judging.stats import Verdict, holds
 from arena.reports.document import Block, Cell, Fold, Paragraph, Section, Table, Text
 from arena.reports.wording import figure, milliseconds, rate_words, share_words

@@ -10,9 +10,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from arena.evidence.document import Entry, Limits, document
-from arena.judging.results import EngineResult, RaceResult, engine_summary
+from arena.judging.results import EngineResult, RaceResult
 from arena.load.describe import process_words
 from arena.race.config import fingerprint
+from arena.reports.summary import engine_summary
 
 
 def evidence(result: RaceResult) -> dict[str, Any]:

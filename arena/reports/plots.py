@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from arena.judging.results import EngineResult, RaceResult, Sample, tpots
+from arena.judging.cells import Sample, tpots
+from arena.judging.results import EngineResult, RaceResult
 from arena.judging.stats import attainment_interval, holds, quantile
 from arena.judging.traces import comparable_rate
 from arena.reports.document import Axis, Chart, Diagonal, Point, Rule, Series, Table

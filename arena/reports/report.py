@@ -19,7 +19,7 @@ from rich import box
 from rich.markup import escape as escape_markup
 from rich.table import Table
 
-from arena.judging.results import EngineResult, RaceResult, summary
+from arena.judging.results import EngineResult, RaceResult
 from arena.judging.traces import comparable_rate
 from arena.records.manifest import write_manifest
 from arena.reports.audits import audits_section, cells_section
@@ -34,6 +34,7 @@ from arena.reports.markdown import markdown
 from arena.reports.plots import distribution_charts, legend, rate_charts
 from arena.reports.raced import engines_section, host_section, reproduce_section, workload_section
 from arena.reports.standing import notices, plain_words, ranking_section
+from arena.reports.summary import summary
 from arena.reports.timelines import course_charts, scatter_charts
 from arena.reports.wording import headline, interval_words, milliseconds, rate_words
 

@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
-from arena.judging.results import EngineResult, RaceResult, Sample
+from arena.judging.cells import Sample
+from arena.judging.results import EngineResult, RaceResult
 from arena.judging.traces import Course
 from arena.reports.document import Area, Axis, Chart, Point, Rule, Series
 from arena.reports.plots import latency_axis

@@ -12,8 +12,8 @@ import pytest
 
 from arena.judging import detectors
 from arena.judging.audit import audit_cell, verdict
+from arena.judging.cell_audit import audit_rows
 from arena.judging.findings import SECOND_NS, Disparity, Row
-from arena.judging.results import audit_rows
 from arena.load import scripted_engine as scripted
 from arena.load.scripted_engine import DONE, Script, Step, finish_event, text_event, usage_event
 from arena.records.store import CellRecord, EngineRecord, RunRecord, Store

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from arena.judging.cells import CellResult, Sample
 from arena.judging.gateway_cost import Added, added
-from arena.judging.results import CellResult, Sample
 from arena.judging.stats import Verdict
 from arena.race.scenario import SLO
 

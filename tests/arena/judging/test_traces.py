@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from arena.judging.results import CellResult
+from arena.judging.cells import CellResult
 from arena.judging.traces import MOMENTS, QUANTILES, read_course, read_traces
 from arena.load.scripted_engine import Script
 from arena.records.store import Store

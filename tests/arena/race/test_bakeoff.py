@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from adapters.launching.launch import EngineProcess, LaunchSpec, free_port
-from arena.judging.results import CellResult, RaceResult, judge_race, read_cell, summary
+from arena.judging.cells import CellResult, read_cell
+from arena.judging.judge import judge_race
+from arena.judging.results import RaceResult
 from arena.judging.so_far import SoFar
 from arena.load.loadgen import Progress
 from arena.race.bakeoff import race
@@ -20,6 +22,7 @@ from arena.race.scenario import Scenario, parse
 from arena.records.check import check_run
 from arena.records.store import Store
 from arena.reports.report import publish, render
+from arena.reports.summary import summary
 
 # One request takes 40 + 7 * 10 = 110 ms, so an engine of `n` slots serves 9.1 n requests/s.
 PACE = ["--ttft-ms", "40", "--itl-ms", "10"]

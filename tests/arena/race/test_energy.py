@@ -18,13 +18,15 @@ import pytest
 
 from arena.commands.common import Misuse
 from arena.commands.contenders import priced
-from arena.judging.results import RaceResult, judge_race, summary
+from arena.judging.judge import judge_race
+from arena.judging.results import RaceResult
 from arena.race.bakeoff import race
 from arena.race.card import Contender
 from arena.race.energy import RaplZone, nvml_cards, rapl_zones, readable_counters, sampled
 from arena.race.scenario import parse
 from arena.records.store import Store
 from arena.reports.report import publish
+from arena.reports.summary import summary
 from tests.arena.race.test_bakeoff import SCENARIO, Log, card, scripted
 
 WATTS = 40.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from adapters.errors import GoodgateError
-from arena.judging.results import RaceResult, summary
+from arena.judging.results import RaceResult
 from arena.load.calibration import Budget, Calibration, Demand
 from arena.race import sending
 from arena.race.bakeoff import race
@@ -19,6 +19,7 @@ from arena.race.sending import crew_of, demand_of
 from arena.records.check import check_run
 from arena.records.store import Store
 from arena.reports.report import publish
+from arena.reports.summary import summary
 from tests.arena.load.test_calibration import floor
 from tests.arena.race.test_bakeoff import PACE, SCENARIO, Log, card, scripted
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from arena.judging.results import EngineNotes, RaceResult, RunNotes, judge_race
+from arena.judging.judge import judge_race
+from arena.judging.notes import EngineNotes, RunNotes
+from arena.judging.results import RaceResult
 from arena.load.loadgen import spool_header
 from arena.load.plan import CellPlan, Target, build_plan
 from arena.load.spool import HealthRow, MetricRow, RequestRow, SpoolFooter, SpoolWriter, write_metrics

@@ -16,10 +16,12 @@ import numpy as np
 from adapters.launching.knobs import Knob
 from arena.judging import stats
 from arena.judging.audit import Finding
+from arena.judging.cells import CellResult, Sample
 from arena.judging.economy import Economy
 from arena.judging.knee import Knee
+from arena.judging.notes import EngineNotes, RunNotes
 from arena.judging.ranking import compare_all, rank_sets
-from arena.judging.results import CellResult, EngineNotes, EngineResult, RaceResult, RunNotes, Sample
+from arena.judging.results import EngineResult, RaceResult
 from arena.judging.search import estimate
 from arena.judging.traces import Course, Flow, Traces
 from arena.load.calibration import Budget, Calibration, Floor

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from arena.judging.results import Sample
+from arena.judging.cells import Sample
 from arena.reports.document import Axis, Chart, Point, Series
 from arena.reports.plots import distribution_charts, flow_charts, latency_by_rate, rate_charts
 from arena.reports.svg import BOTTOM, ENGINES, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw, mark

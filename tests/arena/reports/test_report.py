@@ -15,10 +15,12 @@ from rich.console import Console
 
 from arena.evidence.document import digest
 from arena.judging.audit import Finding
+from arena.judging.cells import CellResult, Sample
 from arena.judging.controls import Control, Reading
 from arena.judging.differences import Paired
+from arena.judging.notes import EngineNotes, RunNotes
 from arena.judging.ranking import RankSet
-from arena.judging.results import CellResult, EngineNotes, EngineResult, RaceResult, RunNotes, Sample, summary
+from arena.judging.results import EngineResult, RaceResult
 from arena.judging.search import Goodput, estimate
 from arena.judging.stats import Verdict
 from arena.race.scenario import Load, parse
@@ -30,6 +32,7 @@ from arena.reports.plots import nice_ticks
 from arena.reports.raced import with_seed
 from arena.reports.report import document_of, publish, ranking_table, render
 from arena.reports.standing import plain_words
+from arena.reports.summary import summary
 from arena.reports.wording import headline, interval_words
 from tests.arena.reports.synthetic import synthetic_race
 
