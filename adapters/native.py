@@ -83,6 +83,8 @@ class NativeSettings(EngineOptions):
     max_num_seqs: AtLeastOne | None = None
     max_num_batched_tokens: AtLeastOne | None = None
     enable_prefix_caching: bool | None = None
+    preemption: Literal["recompute", "swap", "auto"] | None = None
+    swap_space_mib: AtLeastOne | None = None
     num_threads: AtLeastOne | None = None
 
 

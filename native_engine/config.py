@@ -16,6 +16,7 @@ from typing import Literal, get_args
 from native_engine.errors import InvalidParams
 
 Dtype = Literal["bfloat16", "float32"]
+Preemption = Literal["recompute", "swap", "auto"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +30,22 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
     enable_prefix_caching: bool = True
+    preemption: Preemption = "recompute"  # what becomes of blocks that are taken back; auto: what costs less
+    swap_space_mib: int = 0  # host memory for them, beside `kv_cache_mib`
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in get_args(Dtype):
             raise InvalidParams(f"dtype must be one of {', '.join(get_args(Dtype))}, not {self.dtype!r}.")
+        if self.preemption not in get_args(Preemption):
+            raise InvalidParams(
+                f"preemption must be one of {', '.join(get_args(Preemption))}, not {self.preemption!r}."
+            )
+        if (self.preemption == "recompute") != (self.swap_space_mib == 0):
+            raise InvalidParams(
+                f"swap_space_mib must be above 0 where preemption is swap or auto, and 0 where it is recompute, "
+                f"not {self.swap_space_mib} with {self.preemption}."
+            )
         for name in ("block_size", "kv_cache_mib", "max_num_seqs", "max_num_batched_tokens"):
             _at_least(1, name, getattr(self, name))
         for name in ("max_model_len", "num_threads"):
@@ -41,8 +53,13 @@ class EngineConfig:
                 _at_least(1, name, getattr(self, name))
         _every_decode_fits(self.max_num_seqs, self.max_num_batched_tokens)
 
-    def for_scheduler(self, *, max_model_len: int, vocab_size: int, eos_token_ids: Iterable[int]) -> SchedulerConfig:
-        """The scheduler's settings for a model; its context is cut to `self.max_model_len` where that is shorter."""
+    def for_scheduler(
+        self, *, max_model_len: int, vocab_size: int, eos_token_ids: Iterable[int], sliding_window: int | None = None
+    ) -> SchedulerConfig:
+        """The scheduler's settings for a model; its context is cut to `self.max_model_len` where that is shorter.
+
+        `sliding_window`: how many tokens the layer that sees most of them sees, the own one included; None: all.
+        """
         return SchedulerConfig(
             max_model_len=min(max_model_len, self.max_model_len or max_model_len),
             vocab_size=vocab_size,
@@ -50,6 +67,8 @@ class EngineConfig:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             enable_prefix_caching=self.enable_prefix_caching,
+            preemption=self.preemption,
+            sliding_window=sliding_window,
         )
 
 
@@ -61,8 +80,12 @@ class SchedulerConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
     enable_prefix_caching: bool = True
+    preemption: Preemption = "recompute"
+    sliding_window: int | None = None
 
     def __post_init__(self) -> None:
+        if self.sliding_window is not None:
+            _at_least(1, "sliding_window", self.sliding_window)
         for name in ("max_model_len", "vocab_size", "max_num_seqs", "max_num_batched_tokens"):
             _at_least(1, name, getattr(self, name))
         _every_decode_fits(self.max_num_seqs, self.max_num_batched_tokens)

@@ -22,10 +22,13 @@ from typing import Protocol
 from native_engine.blocks import BlockPool
 from native_engine.config import SchedulerConfig
 from native_engine.errors import InvalidParams, StepFailed
+from native_engine.memory import Costs
 from native_engine.sampling_params import SamplingParams
 from native_engine.scheduler import Scheduler
 from native_engine.sequence import CacheKey, FinishReason, Matcher, Sequence, Status
 from native_engine.step import ScheduledChunk, StepPlan
+
+LONG_STEP_TOKENS = 32  # beside the decodes: from here on a step's time is that of its tokens
 
 
 class Runner(Protocol):
@@ -68,6 +71,9 @@ class Stats:
     num_preemptions: int
     num_forks: int
     copied_blocks: int
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    lost_tokens: int  # of preempted requests: to be computed again where no cache has them
     num_steps: int
     last_step_s: float
 
@@ -79,11 +85,14 @@ class Engine:
         pool: BlockPool,
         runner: Runner,
         *,
+        host_pool: BlockPool | None = None,
+        costs: Costs | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._config = config
         self._pool = pool
-        self._scheduler = Scheduler(config, pool)
+        self._costs = costs or Costs()
+        self._scheduler = Scheduler(config, pool, host_pool, self._costs)
         self._runner = runner
         self._clock = clock
         self._last_step_s = 0.0
@@ -173,6 +182,8 @@ class Engine:
             raise StepFailed([chunk.sequence.request_id for chunk in plan.chunks]) from error
         self._scheduler.commit(plan, sampled)
         self._last_step_s = self._clock() - started
+        if plan.num_tokens - len(plan.chunks) >= LONG_STEP_TOKENS:
+            self._costs.note_prefill(self._last_step_s / plan.num_tokens)
         return [
             _output(chunk, token_id)
             for chunk, token_id in zip(plan.chunks, sampled, strict=True)
@@ -184,7 +195,7 @@ class Engine:
         self._scheduler.check()
 
     def stats(self) -> Stats:
-        counters = self._scheduler.counters
+        counters, memory = self._scheduler.counters, self._scheduler.memory.counters
         return Stats(
             num_running=len(self._scheduler.running),
             num_waiting=self._scheduler.num_waiting,
@@ -195,7 +206,10 @@ class Engine:
             prefix_hits_after_preemption=counters.prefix_hits_after_preemption,
             num_preemptions=counters.preemptions,
             num_forks=counters.forks,
-            copied_blocks=counters.copied_blocks,
+            copied_blocks=memory.copied_blocks,
+            swapped_out_blocks=memory.swapped_out_blocks,
+            swapped_in_blocks=memory.swapped_in_blocks,
+            lost_tokens=memory.lost_tokens,
             num_steps=counters.steps,
             last_step_s=self._last_step_s,
         )

@@ -19,6 +19,7 @@ from native_engine.config import Dtype, EngineConfig, SchedulerConfig
 from native_engine.engine import Engine
 from native_engine.errors import InvalidParams
 from native_engine.identity import identity_of
+from native_engine.memory import Costs
 from native_engine.models.llama import Llama
 from native_engine.runner import ModelRunner
 from native_engine.sampler import Sampler
@@ -66,8 +67,28 @@ def make_model(checkpoint: Checkpoint, config: EngineConfig, *, kernel_cache: Pa
 def make_engine(model: Llama, config: EngineConfig) -> Engine:
     """An engine with a cache of its own around `model`: token ids in, token ids out."""
     cache = KVCache.allocate(model.config, pool_blocks(model.config, config), config.block_size, model.dtype)
-    runner = ModelRunner(model, cache, Sampler(model.config.eos_token_ids), num_threads=config.num_threads)
-    return Engine(_scheduler_config(model.config, config), BlockPool(cache.num_blocks, cache.block_size), runner)
+    host = _host_cache(model, config)
+    costs = Costs()
+    sampler = Sampler(model.config.eos_token_ids)
+    runner = ModelRunner(model, cache, sampler, num_threads=config.num_threads, host=host, costs=costs)
+    return Engine(
+        _scheduler_config(model.config, config),
+        BlockPool(cache.num_blocks, cache.block_size),
+        runner,
+        host_pool=None if host is None else BlockPool(host.num_blocks, host.block_size),
+        costs=costs,
+    )
+
+
+def _host_cache(model: Llama, config: EngineConfig) -> KVCache | None:
+    """Where blocks are swapped out to. On a CPU it is a second pool in the same memory."""
+    if not config.swap_space_mib:
+        return None
+    token_bytes = bytes_per_token(model.config, config.dtype)
+    blocks = num_blocks(config.swap_space_mib * MIB, token_bytes, config.block_size)
+    if blocks < 1:
+        raise InvalidParams(f"swap_space_mib ({config.swap_space_mib}) does not hold a block of this model's cache.")
+    return KVCache.allocate(model.config, blocks, config.block_size, model.dtype)
 
 
 def _scheduler_config(model_config: ModelConfig, config: EngineConfig) -> SchedulerConfig:

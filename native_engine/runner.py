@@ -6,22 +6,40 @@ tokens = runner.run(plan)       # one entry per chunk, None where the chunk does
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 
 from native_engine.attention.base import KVCache, StepBatch
+from native_engine.memory import Costs
 from native_engine.models.llama import Llama
 from native_engine.sampler import Sampler
-from native_engine.step import ScheduledChunk, StepPlan
+from native_engine.step import BlockCopy, Moves, ScheduledChunk, StepPlan
 
 
 class ModelRunner:
-    def __init__(self, model: Llama, cache: KVCache, sampler: Sampler, *, num_threads: int | None = None) -> None:
-        """`num_threads`: None for torch's default, one per core."""
+    def __init__(
+        self,
+        model: Llama,
+        cache: KVCache,
+        sampler: Sampler,
+        *,
+        num_threads: int | None = None,
+        host: KVCache | None = None,
+        costs: Costs | None = None,
+    ) -> None:
+        """`num_threads`: None for torch's default, one per core. `host`: where blocks are swapped out to; what that
+        costs is measured here, once at the start and then as it is done, and left in `costs`.
+        """
         self._model = model
         self._cache = cache
         self._sampler = sampler
         self._num_threads = num_threads
+        self._host = host
+        self._costs = costs or Costs()
+        if host is not None:
+            self._timed_copy([BlockCopy(0, 0)], cache, host)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[int | None]:
@@ -29,8 +47,7 @@ class ModelRunner:
             torch.set_num_threads(
                 self._num_threads
             )  # OpenMP keeps this per calling thread, so it is set where it counts
-        if plan.copies:
-            self._cache.copy_blocks(plan.copies)
+        self._move_blocks(plan.moves)
         token_ids = torch.tensor([token for chunk in plan.chunks for token in chunk.token_ids])
         batch = lay_out(plan.chunks, self._cache.block_size)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
@@ -40,14 +57,28 @@ class ModelRunner:
         tokens = iter(self._sampler.sample(logits, [chunk.sequence for chunk in sampling]))
         return [next(tokens) if chunk.samples else None for chunk in plan.chunks]
 
+    def _move_blocks(self, moves: Moves) -> None:
+        if self._host is not None and moves.swap_out:
+            self._timed_copy(moves.swap_out, self._cache, self._host)
+        if moves.copies:
+            self._cache.copy_blocks(moves.copies)
+        if self._host is not None and moves.swap_in:
+            self._timed_copy(moves.swap_in, self._host, self._cache)
+
+    def _timed_copy(self, copies: list[BlockCopy], source: KVCache, target: KVCache) -> None:
+        started = time.perf_counter()
+        target.copy_blocks(copies, source)
+        self._costs.note_swap((time.perf_counter() - started) / len(copies))
+
 
 def lay_out(chunks: list[ScheduledChunk], block_size: int) -> StepBatch:
     """Where each row of the step belongs: its position, its slot in the cache, its sequence's block table."""
     lengths = [chunk.length for chunk in chunks]
     width = max(len(chunk.sequence.block_table) for chunk in chunks)
-    tables = np.zeros((len(chunks), width), np.int32)
+    tables = np.zeros((len(chunks), width), np.int32)  # NO_BLOCK is any block: nobody reads behind a window
     for line, chunk in enumerate(chunks):
         tables[line, : len(chunk.sequence.block_table)] = chunk.sequence.block_table
+    np.maximum(tables, 0, out=tables)
     sequences = np.repeat(np.arange(len(chunks), dtype=np.int32), lengths)
     positions = np.concatenate([np.arange(chunk.start, chunk.end, dtype=np.int32) for chunk in chunks])
     slots = tables[sequences, positions // block_size] * block_size + positions % block_size

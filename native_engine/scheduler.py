@@ -8,8 +8,9 @@ One rule: each sequence has `num_computed_tokens` and wants to reach the tokens 
 `max_num_batched_tokens` on the differences. A plan is made in this order:
 
 1. Memory. Oldest first, every running sequence gets the blocks for the tokens it knows, and a copy of the block that it
-   is about to write into, where others read that too. When the pool is empty, the youngest is preempted: it gives back
-   its blocks, keeps its tokens, and waits at the head of the line to be computed again.
+   is about to write into, where others read that too. When the pool is empty, the youngest give back as many of their
+   last blocks as are needed. They are preempted: they keep their tokens and the rest of their blocks, and wait in their
+   place in the line.
 2. Tokens. Sequences that need one token (decodes) come first, so that a long prompt never makes them wait; then
    prompts, oldest first. A prompt that cannot end in this step leaves a share to those behind.
 3. Admission, if nobody was preempted: strictly in order of arrival, while all known tokens of the head fit, with one
@@ -17,9 +18,10 @@ One rule: each sequence has `num_computed_tokens` and wants to reach the tokens 
    block is being computed by somebody else waits to share it: equal prompts that arrive together are computed once.
 4. What is left of the budget goes to the prompts that were capped, oldest first.
 
-Memory is settled before tokens are spent, so nothing that is planned is ever taken back. Blocks for all known tokens
-are taken at admission, so only decodes grow, and no prompt is preempted to make room for another prompt. The line is
-strict: whoever waits is let in by arrival, and nobody is overtaken.
+Memory (memory.py) is settled before tokens are spent, so nothing that is planned is ever taken back. Blocks for all
+known tokens are taken at admission, so only decodes grow, and no prompt is preempted to make room for another prompt;
+behind a sliding window a prompt holds what its window and one step need. The line is strict: whoever waits is let in by
+arrival, and nobody is overtaken.
 
 A fork stands in the line right behind its parent and shares its blocks. It runs at once where there is a seat, else it
 waits without blocks. `branches` of a sequence are forked off when its first token is sampled: several answers to one
@@ -36,25 +38,17 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from native_engine.blocks import BlockPool, extend_chain
+from native_engine.blocks import BlockPool
 from native_engine.config import SchedulerConfig
 from native_engine.errors import GrammarFailed, InvalidParams, PromptTooLong, require
+from native_engine.memory import Costs, Memory
 from native_engine.sequence import Sequence, Status
-from native_engine.step import BlockCopy, ScheduledChunk, StepPlan
+from native_engine.step import ScheduledChunk, StepPlan
 
 # Of what a step has left, the part for a prompt that cannot end in it. Most, so that prompts end one after another and
 # not all late together; not all, so that short prompts get past a long one.
 LONG_PROMPT_SHARE = 0.75
-
-
-class _Copied(NamedTuple):
-    """A copy on write of the step in flight: the target is in the sequence's table, the source is not freed yet."""
-
-    sequence: Sequence
-    place: int  # in the table
-    copy: BlockCopy
 
 
 @dataclass(slots=True)
@@ -64,23 +58,25 @@ class Counters:
     steps: int = 0
     preemptions: int = 0
     forks: int = 0
-    copied_blocks: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     prefix_hits_after_preemption: int = 0  # a sequence that meets its own blocks again; no sign of a useful cache
 
 
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+    def __init__(
+        self, config: SchedulerConfig, pool: BlockPool, host_pool: BlockPool | None = None, costs: Costs | None = None
+    ) -> None:
+        """`host_pool` and `costs`: for preemption by swap."""
         self.config = config
         self.pool = pool
+        self.memory = Memory(config, pool, host_pool, costs)
         self.counters = Counters()
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._by_id: dict[str, Sequence] = {}
         self._num_arrived = 0
         self._in_flight: StepPlan | None = None
-        self._copied: list[_Copied] = []
 
     @property
     def has_work(self) -> bool:
@@ -93,8 +89,8 @@ class Scheduler:
 
     @property
     def max_len(self) -> int:
-        """The most tokens, prompt and output, that a sequence can have: the model's context, or all of the pool."""
-        return min(self.config.max_model_len, self.pool.num_blocks * self.pool.block_size)
+        """The most tokens, prompt and output, that a sequence can have: the model's context, or what the pool holds."""
+        return self.memory.max_len
 
     # ---- coming and going
 
@@ -144,6 +140,7 @@ class Scheduler:
         elif was_waiting:
             self.waiting.remove(sequence)
             self._promote_branch(sequence)
+            self.memory.release(sequence)
         elif not self._is_in_flight(sequence):
             self._leave(sequence)
         return sequence
@@ -155,12 +152,11 @@ class Scheduler:
         self.counters.forks += 1
         shared = min(parent.num_computed_tokens, child.num_tokens - 1)  # its last token's logits are still to come
         has_seat = len(self.running) < self.config.max_num_seqs and len(self.running) < self.pool.num_free
-        if not shared or not has_seat:
+        if not has_seat or not self.memory.can_share(parent, shared):
             insort(self.waiting, child, key=_by_arrival)
             return
-        child.block_table = self.pool.share(parent.block_table[: self.pool.blocks_for(shared)])
-        child.block_hashes = parent.block_hashes[: shared // self.pool.block_size]
-        child.num_computed_tokens, child.num_cached_tokens = shared, parent.num_cached_tokens
+        self.memory.share(parent, child, shared)
+        child.num_cached_tokens = parent.num_cached_tokens
         child.status = Status.RUNNING
         insort(self.running, child, key=_by_arrival)
 
@@ -184,63 +180,52 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         require(self._in_flight is None, "A step is in flight; commit it or roll it back before the next plan.")
-        require(not self._copied, "Blocks of a step that has ended are still held.")
         preempted = self._grow_running()
-        chunks = self._spend_budget(may_admit=not preempted)
+        chunks = self._spend_budget(max_admissions=self._max_admissions(preempted))
         require(bool(chunks) == self.has_work, "There is work, but no step could be planned for it.")
         if not chunks:
             return None
         self.counters.steps += 1
-        copies = [copied.copy for copied in self._copied]
-        self.counters.copied_blocks += len(copies)
-        self._in_flight = StepPlan(step_id=self.counters.steps, copies=copies, chunks=chunks, preempted=preempted)
+        self._in_flight = StepPlan(
+            step_id=self.counters.steps, moves=self.memory.moves, chunks=chunks, preempted=preempted
+        )
         return self._in_flight
 
     def _grow_running(self) -> list[Sequence]:
         """Give every running sequence the blocks for the tokens it knows; returns those that had to make room."""
         preempted: list[Sequence] = []
         for sequence in tuple(self.running):
-            while self._blocks_needed(sequence) > self.pool.num_free and sequence.status is Status.RUNNING:
-                preempted.append(self._preempt_youngest())
+            if sequence.status is not Status.RUNNING:
+                continue
+            if self.memory.needed(sequence) > self.pool.num_free:
+                losers = self.memory.make_room(sequence, self._holders_behind(sequence))
+                losers = [sequence] if losers is None else losers
+                preempted += [self._preempt(loser) for loser in losers if loser.status is Status.RUNNING]
             if sequence.status is Status.RUNNING:
-                self._give_blocks(sequence)
+                self.memory.grow(sequence)
         return preempted
 
-    def _blocks_needed(self, sequence: Sequence) -> int:
-        growth = self.pool.blocks_for(sequence.num_tokens) - len(sequence.block_table)
-        return growth + self._writes_into_shared(sequence)
+    def _holders_behind(self, sequence: Sequence) -> list[Sequence]:
+        """Who is younger and may be asked for blocks: first those that wait with some, then those that run."""
+        line = (*reversed(self.waiting), *reversed(self.running))
+        return [each for each in line if each.block_table and each.arrival > sequence.arrival]
 
-    def _writes_into_shared(self, sequence: Sequence) -> bool:
-        """Others read the block that the next token goes into. Sources of this step's copies have one reader less."""
-        index = sequence.num_computed_tokens // self.pool.block_size
-        if index >= len(sequence.block_table):
-            return False
-        block = sequence.block_table[index]
-        return self.pool.num_references(block) - sum(copied.copy.source == block for copied in self._copied) > 1
-
-    def _give_blocks(self, sequence: Sequence) -> None:
-        """Room for every token it knows, in blocks that it alone writes into."""
-        index = sequence.num_computed_tokens // self.pool.block_size
-        is_shared = self._writes_into_shared(sequence)
-        sequence.block_table += self.pool.allocate(self._blocks_needed(sequence) - is_shared)
-        block = sequence.block_table[index]
-        if is_shared:
-            (target,) = self.pool.allocate(1)
-            sequence.block_table[index] = target
-            self._copied.append(_Copied(sequence, index, BlockCopy(block, target)))
-        else:
-            self.pool.withdraw(block)
-
-    def _preempt_youngest(self) -> Sequence:
-        sequence = self.running.pop()
-        self._give_back_blocks(sequence)
+    def _preempt(self, sequence: Sequence) -> Sequence:
+        self.running.remove(sequence)
         sequence.status = Status.WAITING
         sequence.num_preemptions += 1
         self.counters.preemptions += 1
         insort(self.waiting, sequence, key=_by_arrival)
         return sequence
 
-    def _spend_budget(self, *, may_admit: bool) -> list[ScheduledChunk]:
+    def _max_admissions(self, preempted: list[Sequence]) -> int:
+        """Nobody is let in where somebody had to go. But where all have gone, and wait for what an older one holds that
+        waits as well, that one goes on."""
+        if not preempted:
+            return len(self.waiting)
+        return 0 if self.running else 1
+
+    def _spend_budget(self, *, max_admissions: int) -> list[ScheduledChunk]:
         budget = self.config.max_num_batched_tokens
         chunks: list[ScheduledChunk] = []
         decodes_first = sorted(self.running, key=lambda sequence: sequence.num_uncomputed_tokens > 1)
@@ -248,7 +233,10 @@ class Scheduler:
             if budget:
                 chunks.append(self._chunk(sequence, budget))
                 budget -= chunks[-1].length
-        while budget and may_admit and (head := self._admit_head()):
+        for _ in range(max_admissions):
+            head = self._admit_head() if budget else None
+            if head is None:
+                break
             chunks.append(self._chunk(head, budget))
             budget -= chunks[-1].length
         for chunk in chunks:
@@ -271,46 +259,38 @@ class Scheduler:
         if not self.waiting or len(self.running) >= self.config.max_num_seqs:
             return None
         sequence = self.waiting[0]
-        hits = self._match_prefix(sequence)
-        if self._is_being_computed(sequence, block_index=len(hits)):
+        hits = self.memory.match(sequence)
+        if self._is_being_computed(sequence, num_hits=len(hits)):
             return None
-        fresh = self.pool.blocks_for(sequence.num_tokens) - len(hits)
-        room_to_grow = len(self.running)
-        if fresh + room_to_grow > self.pool.num_free_beside(hits):
+        behind = [each for each in reversed(self.waiting) if each.block_table and each is not sequence]
+        if self.memory.make_room(sequence, behind, hits, spare=len(self.running)) is None:
             return None
-        sequence.block_table = self.pool.allocate(fresh, cached=hits)
-        sequence.num_computed_tokens = len(hits) * self.pool.block_size
+        self.memory.admit(sequence, hits)
         sequence.status = Status.RUNNING
         insort(self.running, self.waiting.popleft(), key=_by_arrival)
-        self._count_hits(sequence)
+        self._count_hits(sequence, len(hits) * self.pool.block_size)
         return sequence
 
-    def _match_prefix(self, sequence: Sequence) -> list[int]:
-        """Never the last token: its row of logits is what the step is for. So a block is written by one owner only."""
-        if not self.config.enable_prefix_caching:
-            return []
-        self._extend_hashes(sequence)
-        num_usable_blocks = (sequence.num_tokens - 1) // self.pool.block_size
-        return self.pool.match_prefix(sequence.block_hashes[:num_usable_blocks], sequence.token_ids)
-
-    def _is_being_computed(self, sequence: Sequence, *, block_index: int) -> bool:
+    def _is_being_computed(self, sequence: Sequence, *, num_hits: int) -> bool:
         """True where a running sequence has yet to compute the very block that `sequence` needs next."""
+        block_index = len(sequence.block_table) + num_hits
         end = (block_index + 1) * self.pool.block_size
-        if not self.config.enable_prefix_caching or end >= sequence.num_tokens:  # no block that could be a hit
-            return False
+        has_begun = sequence.host_table or sequence.num_computed_tokens % self.pool.block_size
+        if not self.config.enable_prefix_caching or end >= sequence.num_tokens or has_begun:
+            return False  # no block that could be a hit
         wanted = sequence.block_hashes[block_index]
         return any(
             other.num_computed_tokens < end and other.block_hashes[block_index : block_index + 1] == [wanted]
             for other in self.running
         )
 
-    def _count_hits(self, sequence: Sequence) -> None:
+    def _count_hits(self, sequence: Sequence, num_tokens: int) -> None:
         if sequence.num_preemptions:
-            self.counters.prefix_hits_after_preemption += sequence.num_computed_tokens
+            self.counters.prefix_hits_after_preemption += num_tokens
         elif self.config.enable_prefix_caching:
-            sequence.num_cached_tokens = sequence.num_computed_tokens
+            sequence.num_cached_tokens = num_tokens
             self.counters.prefix_queries += sequence.num_tokens
-            self.counters.prefix_hits += sequence.num_computed_tokens
+            self.counters.prefix_hits += num_tokens
 
     # ---- commit
 
@@ -318,14 +298,14 @@ class Scheduler:
         """Take over the results of a step. Returns the sequences that it finished; `abort` has returned the aborted."""
         self._check_answers(plan, sampled)
         self._in_flight = None
-        self._let_go_of_copies(undo=False)
+        self.memory.settle(undo=False)
         finished: list[Sequence] = []
         for chunk, token_id in zip(plan.chunks, sampled, strict=True):
             sequence = chunk.sequence
             if sequence.status is Status.ABORTED:
                 self._leave(sequence)
                 continue
-            self._advance(chunk)
+            self.memory.advance(sequence, chunk.start, chunk.end)
             if token_id is not None:
                 self._append(sequence, token_id)
                 self._branch_off(sequence)
@@ -338,28 +318,10 @@ class Scheduler:
         """The step was not run, or not to its end: count nothing of it as computed. The next plan holds it again."""
         self._check_in_flight(plan)
         self._in_flight = None
-        self._let_go_of_copies(undo=True)
+        self.memory.settle(undo=True)
         for chunk in plan.chunks:
             if chunk.sequence.status is Status.ABORTED:
                 self._leave(chunk.sequence)
-
-    def _let_go_of_copies(self, *, undo: bool) -> None:
-        """The step has ended: its sources are not read any more. Where it failed, nobody knows what was copied."""
-        for sequence, place, copy in self._copied:
-            if undo:
-                sequence.block_table[place] = copy.source
-            self.pool.free([copy.target if undo else copy.source])
-        self._copied.clear()
-
-    def _advance(self, chunk: ScheduledChunk) -> None:
-        """The chunk is in the cache now: publish the blocks that it filled."""
-        sequence, block_size = chunk.sequence, self.pool.block_size
-        sequence.num_computed_tokens = chunk.end
-        if self.config.enable_prefix_caching:
-            self._extend_hashes(sequence)
-            for index in range(chunk.start // block_size, chunk.end // block_size):
-                tokens = sequence.token_ids[index * block_size : (index + 1) * block_size]
-                self.pool.publish(sequence.block_table[index], sequence.block_hashes[index], tokens)
 
     def _append(self, sequence: Sequence, token_id: int) -> None:
         params = sequence.params
@@ -379,23 +341,11 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._promote_branch(sequence)
-        self._give_back_blocks(sequence)
+        self.memory.release(sequence)
         if self._by_id.get(sequence.request_id) is sequence:  # an aborted id may be in use again
             del self._by_id[sequence.request_id]
 
     # ---- shared
-
-    def _give_back_blocks(self, sequence: Sequence) -> None:
-        """The only place where blocks are freed."""
-        self.pool.free(sequence.block_table)
-        sequence.block_table = []
-        sequence.num_computed_tokens = 0
-
-    def _extend_hashes(self, sequence: Sequence) -> None:
-        """Hashes depend on the tokens alone, so they are kept; what the cache holds of them is looked up each time."""
-        extend_chain(
-            sequence.block_hashes, sequence.token_ids, block_size=self.pool.block_size, keys=sequence.cache_keys
-        )
 
     def _everybody(self) -> Iterator[Sequence]:
         yield from self.running
@@ -419,29 +369,18 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise `InvariantBroken` unless the books balance: between any two calls, with a step in flight too."""
-        kept = [[copied.copy.source] for copied in self._copied]
-        self.pool.check([*(sequence.block_table for sequence in self.running), *kept])
+        self.memory.check(list(self._everybody()))
         for line in (self.running, self.waiting):
             arrivals = [sequence.arrival for sequence in line]
             require(arrivals == sorted(set(arrivals)), f"The line is out of order: {arrivals}.")
         require(len(self.running) <= self.config.max_num_seqs, "More sequences run than there are seats.")
         for sequence in self.waiting:
-            idle = sequence.status is Status.WAITING and not sequence.block_table and not sequence.num_computed_tokens
-            require(idle, f"{sequence.request_id!r} waits, but holds blocks or is marked {sequence.status}.")
+            require(sequence.status is Status.WAITING, f"{sequence.request_id!r} waits, but is {sequence.status}.")
         for sequence in self.running:
             runs = sequence.status is Status.RUNNING or (
                 sequence.status is Status.ABORTED and self._is_in_flight(sequence)
             )
             require(runs, f"{sequence.request_id!r} is among the running, but is marked {sequence.status}.")
-            held = len(sequence.block_table) * self.pool.block_size
-            require(
-                sequence.num_computed_tokens <= min(held, sequence.num_tokens - 1),
-                f"{sequence.request_id!r} claims {sequence.num_computed_tokens} computed tokens.",
-            )
-            future = sequence.block_table[sequence.num_computed_tokens // self.pool.block_size + 1 :]
-            require(
-                not any(map(self.pool.is_shared, future)), f"{sequence.request_id!r} shares what it has yet to write."
-            )
         branches = [branch for sequence in self._everybody() for branch in sequence.branches]
         alive = [s.request_id for s in (*self._everybody(), *branches) if s.status is not Status.ABORTED]
         require(sorted(alive) == sorted(self._by_id), "A sequence is known by its id, but stands nowhere.")

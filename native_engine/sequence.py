@@ -90,6 +90,8 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of `token_ids`, filled lazily
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # found in the prefix cache at the first admission
+    host_table: list[int] = field(default_factory=list)  # blocks of the host pool that follow `block_table`
+    num_host_tokens: int = 0  # how far those reach
     num_preemptions: int = 0
     num_forks: int = 0
     branches: list[Sequence] = field(default_factory=list)  # to be forked off when the prompt has been computed

@@ -1,7 +1,6 @@
 """What one step of the engine computes: pure data, made by the scheduler, read by the runner.
 
-A plan is a list of copies, and a list of chunks, one per sequence. Copies of whole blocks come first, all of them read
-before any is written: a sequence is about to write where others read, and goes on in a block of its own. A chunk is a
+A plan is a list of moves, and a list of chunks, one per sequence. The moves come first. A chunk is a
 run of known tokens whose keys and values are to be computed and written through the sequence's block table: position
 `p` lives in block `block_table[p // block_size]` at offset `p % block_size`. Attention of a chunk reads every position
 from 0 to the chunk's end. The runner answers with one entry per chunk: the sampled token where `samples` is set, None
@@ -19,6 +18,15 @@ from native_engine.sequence import Sequence
 class BlockCopy(NamedTuple):
     source: int
     target: int
+
+
+class Moves(NamedTuple):
+    """Whole blocks to be copied before a step computes: first out to the host pool, then within the cache, then back
+    from the host pool. Within each, every source is read before any target is written."""
+
+    swap_out: list[BlockCopy]
+    copies: list[BlockCopy]  # a sequence is about to write where others read, and goes on in a block of its own
+    swap_in: list[BlockCopy]
 
 
 @dataclass(slots=True)
@@ -40,7 +48,7 @@ class ScheduledChunk:
 @dataclass(slots=True)
 class StepPlan:
     step_id: int
-    copies: list[BlockCopy]
+    moves: Moves
     chunks: list[ScheduledChunk]
     preempted: list[Sequence]
 

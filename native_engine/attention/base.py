@@ -54,11 +54,12 @@ class KVCache:
             values=torch.zeros(*lead, block_size, config.head_dim, dtype=dtype),
         )
 
-    def copy_blocks(self, copies: SequenceOf[tuple[int, int]]) -> None:
-        """(source, target) pairs of blocks, in all layers. Every source is read before any target is written."""
+    def copy_blocks(self, copies: SequenceOf[tuple[int, int]], source: KVCache | None = None) -> None:
+        """(source, target) pairs of blocks, in all layers, from `source` or within this cache. Every source is read
+        before any target is written."""
         sources, targets = torch.tensor(copies).unbind(1)
-        for tensor in self.tensors:
-            tensor[:, targets] = tensor[:, sources]
+        for target, origin in zip(self.tensors, (source or self).tensors, strict=True):
+            target[:, targets] = origin[:, sources]
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:

@@ -13,31 +13,38 @@ from collections.abc import Callable, Sequence
 from struct import pack
 
 from native_engine.blocks import BlockPool
-from native_engine.config import SchedulerConfig
+from native_engine.config import Preemption, SchedulerConfig
 from native_engine.engine import Engine
 from native_engine.sampling_params import SamplingParams
-from native_engine.step import ScheduledChunk, StepPlan
+from native_engine.step import BlockCopy, ScheduledChunk, StepPlan
 
 VOCAB_SIZE = 50
 EOS = 0
 
 
+Cells = dict[tuple[int, int], tuple[int, int]]  # (block, offset) -> (position, token)
+
+
 class PagedTwin:
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, window: int | None = None) -> None:
         self.pool = pool
-        self.cells: dict[tuple[int, int], tuple[int, int]] = {}  # (block, offset) -> (position, token)
+        self.window = window
+        self.cells: Cells = {}
+        self.host: Cells = {}
         self.plans: list[list[tuple[str, int, int, bool]]] = []  # per step: (request, start, length, samples)
+        self.before_moves: Callable[[StepPlan], None] = lambda plan: None
         self.before_answer: Callable[[StepPlan], None] = lambda plan: None
 
     def run(self, plan: StepPlan) -> list[int | None]:
         self.plans.append([(c.sequence.request_id, c.start, c.length, c.samples) for c in plan.chunks])
         self._check_plan(plan)
-        copied = [
-            {offset: self.cells.get((source, offset)) for offset in range(self.pool.block_size)}
-            for source, _ in plan.copies
-        ]
-        for (_, target), cells in zip(plan.copies, copied, strict=True):
-            self.cells.update({(target, offset): cell for offset, cell in cells.items() if cell is not None})
+        self.before_moves(plan)
+        for copies, source, target in (
+            (plan.moves.swap_out, self.cells, self.host),
+            (plan.moves.copies, self.cells, self.cells),
+            (plan.moves.swap_in, self.host, self.cells),
+        ):
+            self._copy(copies, source, target)
         written: set[tuple[int, int]] = set()
         for chunk in plan.chunks:
             for position, token in enumerate(chunk.token_ids, start=chunk.start):
@@ -57,14 +64,21 @@ class PagedTwin:
             assert chunk.start == chunk.sequence.num_computed_tokens, "a chunk starts where nothing has been computed"
             assert chunk.samples == (chunk.end == chunk.sequence.num_tokens)
 
+    def _copy(self, copies: list[BlockCopy], source: Cells, target: Cells) -> None:
+        assert len({copy.target for copy in copies}) == len(copies), "two copies into one block"
+        offsets = range(self.pool.block_size)
+        read = {(to, offset): source.get((of, offset)) for of, to in copies for offset in offsets}
+        target.update({place: cell for place, cell in read.items() if cell is not None})
+
     def _cell(self, chunk: ScheduledChunk, position: int) -> tuple[int, int]:
         block, offset = divmod(position, self.pool.block_size)
         return chunk.sequence.block_table[block], offset
 
     def _read(self, chunk: ScheduledChunk) -> list[int]:
-        found = [self.cells.get(self._cell(chunk, position)) for position in range(chunk.end)]
+        first = 0 if self.window is None else max(0, chunk.start + 1 - self.window)
+        found = [self.cells.get(self._cell(chunk, position)) for position in range(first, chunk.end)]
         expected = list(enumerate(chunk.sequence.token_ids[: chunk.end]))
-        assert found == expected, f"{chunk.sequence.request_id} reads what it did not write"
+        assert found == expected[first:], f"{chunk.sequence.request_id} reads what it did not write"
         return [token for _, token in expected]
 
     def _sample(self, chunk: ScheduledChunk) -> int:
@@ -110,6 +124,9 @@ class Bench:
         max_model_len: int = 10_000,
         caching: bool = True,
         eos_token_ids: frozenset[int] = frozenset([EOS]),
+        preemption: Preemption = "recompute",
+        host_blocks: int = 0,
+        window: int | None = None,
     ) -> None:
         self.config = SchedulerConfig(
             max_model_len=max_model_len,
@@ -118,10 +135,13 @@ class Bench:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=caching,
+            preemption=preemption,
+            sliding_window=window,
         )
         self.pool = BlockPool(num_blocks, block_size)
-        self.twin = PagedTwin(self.pool)
-        self.engine = Engine(self.config, self.pool, self.twin)
+        self.twin = PagedTwin(self.pool, window)
+        host_pool = BlockPool(host_blocks, block_size) if host_blocks else None
+        self.engine = Engine(self.config, self.pool, self.twin, host_pool=host_pool)
         self.outputs: dict[str, list[int]] = {}
         self.finish_reasons: dict[str, str] = {}
         self.cached: dict[str, int] = {}

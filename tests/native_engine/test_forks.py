@@ -218,13 +218,13 @@ def run(engine: Engine, outputs: dict[str, list[int]]) -> dict[str, list[int]]:
 @pytest.mark.parametrize("caching", [False, True])
 def test_choices_of_a_real_model_are_bit_for_bit_those_of_requests_alone(model: Llama, caching: bool) -> None:
     source = torch.Generator().manual_seed(1)
-    for length in (15, 16, 17, 40):
+    for length in (16, 37):
         prompt_ids: list[int] = torch.randint(3, 250, (length,), generator=source).tolist()
-        choices = [Choice(str(seed), SamplingParams(seed=seed, max_tokens=40, ignore_eos=True)) for seed in range(4)]
+        choices = [Choice(str(seed), SamplingParams(seed=seed, max_tokens=20, ignore_eos=True)) for seed in range(3)]
         together = engine_of(model, enable_prefix_caching=caching)
         together.add("0", prompt_ids, choices[0].params, others=choices[1:])
         answers = run(together, {})
-        assert together.stats().num_forks == 3
+        assert together.stats().num_forks == 2
         for choice in choices:
             lonely = engine_of(model, enable_prefix_caching=False)
             lonely.add(choice.request_id, prompt_ids, choice.params)
