@@ -44,10 +44,10 @@ def preview(
     import msgspec
 
     from arena.load.preview import preview as preview_of
+    from arena.load.spec import ScenarioError
     from arena.load.workload import CellKey
     from arena.race.config import load_scenario
     from arena.race.planned import plan_cell
-    from arena.race.scenario import ScenarioError
 
     with errors():
         try:

@@ -149,8 +149,8 @@ def _distributed(
 
 
 def load(name: str, *, quick: bool, model: str | None) -> LoadedScenario:
+    from arena.load.spec import ScenarioError
     from arena.race.config import load_scenario
-    from arena.race.scenario import ScenarioError
 
     try:
         return load_scenario(name, quick=quick, model=model)

@@ -16,8 +16,10 @@ from typing import Any
 
 from adapters.launching.launch import Installation, Launchable
 from adapters.registry import adapter_class, engine_names
+from arena.load.spec import ScenarioError
 from arena.load.workloads.material import Material, gather
-from arena.race.scenario import Scenario, ScenarioError, parse
+from arena.race.scenario import Scenario
+from arena.race.scenario_file import parse
 
 # Of the working folder, of a checkout, and of an installed wheel.
 SCENARIO_FOLDERS = tuple(

@@ -24,7 +24,7 @@ from arena.load.spool import RequestRow, read_rows
 from arena.load.workload import CellKey, prompt_source
 from arena.race.bakeoff import race
 from arena.race.card import Contender, RaceCard
-from arena.race.scenario import parse
+from arena.race.scenario_file import parse
 from arena.reports.report import publish
 from tests.arena.race.test_bakeoff import Log, scripted
 from tests.gateway.commands.test_commands import running, write_config

@@ -18,7 +18,8 @@ from arena.judging.so_far import SoFar
 from arena.load.loadgen import Progress
 from arena.race.bakeoff import race
 from arena.race.card import Contender, RaceCard
-from arena.race.scenario import Scenario, parse
+from arena.race.scenario import Scenario
+from arena.race.scenario_file import parse
 from arena.records.check import check_run
 from arena.records.store import Store
 from arena.reports.report import publish, render

@@ -23,7 +23,7 @@ from arena.judging.results import RaceResult
 from arena.race.bakeoff import race
 from arena.race.card import Contender
 from arena.race.energy import RaplZone, nvml_cards, rapl_zones, readable_counters, sampled
-from arena.race.scenario import parse
+from arena.race.scenario_file import parse
 from arena.records.store import Store
 from arena.reports.report import publish
 from arena.reports.summary import summary

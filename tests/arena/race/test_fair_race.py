@@ -17,7 +17,8 @@ from arena.judging.results import RaceResult
 from arena.race.bakeoff import race
 from arena.race.card import Contender
 from arena.race.raced_with import short
-from arena.race.scenario import Scenario, parse
+from arena.race.scenario import Scenario
+from arena.race.scenario_file import parse
 from arena.records.store import Store
 from arena.reports.raced import engines_section
 from tests.arena.race.test_bakeoff import PACE, SCENARIO, Log, card

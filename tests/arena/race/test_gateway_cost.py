@@ -17,7 +17,7 @@ from arena.load.spool import RequestRow, read_rows
 from arena.load.workload import NOTHING, CellKey
 from arena.race.gateway_cost import MARKS, behind_gateway, marked
 from arena.race.planned import plan_cell
-from arena.race.scenario import parse
+from arena.race.scenario_file import parse
 from arena.records.store import Store
 from tests.arena.race.test_bakeoff import scripted
 from tests.arena.test_arena_cli import arena

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from arena.judging.ladder import SearchSettings
+from arena.load.spec import Fixed, ScenarioError, SyntheticWorkload, Uniform
 from arena.race.config import load_scenario, scenario_names
-from arena.race.scenario import Fixed, Scenario, ScenarioError, SyntheticWorkload, Uniform, parse
+from arena.race.scenario import Scenario
+from arena.race.scenario_file import parse
 
 GOOD = """
 name: small

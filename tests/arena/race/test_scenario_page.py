@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from arena.race.config import scenario_names
-from arena.race.scenario import Scenario, parse
+from arena.race.scenario import Scenario
+from arena.race.scenario_file import parse
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "scenarios.md").read_text("utf-8")

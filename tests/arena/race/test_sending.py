@@ -11,10 +11,11 @@ import pytest
 from adapters.errors import GoodgateError
 from arena.judging.results import RaceResult
 from arena.load.calibration import Budget, Calibration, Demand
+from arena.load.spec import ScenarioError
 from arena.race import sending
 from arena.race.bakeoff import race
 from arena.race.card import Contender
-from arena.race.scenario import ScenarioError, parse
+from arena.race.scenario_file import parse
 from arena.race.sending import crew_of, demand_of
 from arena.records.check import check_run
 from arena.records.store import Store

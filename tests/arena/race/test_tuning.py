@@ -157,7 +157,7 @@ def test_a_knob_that_an_engine_does_not_have_is_refused_with_those_that_it_has()
 
 
 def test_a_trial_differs_from_its_race_in_length_alone() -> None:
-    from arena.race.scenario import parse
+    from arena.race.scenario_file import parse
 
     scenario = parse(SCENARIO + "rounds: 2\nrestart: round\n", source="test")
     trial = trial_scenario(scenario, 3)

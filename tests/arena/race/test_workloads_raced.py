@@ -15,7 +15,7 @@ from arena.load.spool import plan_file
 from arena.load.workloads.material import gather
 from arena.race.bakeoff import race
 from arena.race.card import Contender, RaceCard
-from arena.race.scenario import parse
+from arena.race.scenario_file import parse
 from arena.records.check import check_run
 from arena.records.store import Store
 from arena.reports.report import publish

@@ -17,7 +17,7 @@ from arena.load.plan import CellPlan, Target, build_plan
 from arena.load.spool import HealthRow, MetricRow, RequestRow, SpoolFooter, SpoolWriter, write_metrics
 from arena.load.workload import CellKey, prompt_source
 from arena.race.cell_runner import judge_cell
-from arena.race.scenario import parse
+from arena.race.scenario_file import parse
 from arena.records.store import CellRecord, EngineRecord, RunRecord, Store
 from arena.records.verdicts import search_rows, verdict_rows
 from arena.reports.report import publish

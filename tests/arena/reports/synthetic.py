@@ -26,7 +26,7 @@ from arena.judging.search import estimate
 from arena.judging.traces import Course, Flow, Traces
 from arena.load.calibration import Budget, Calibration, Floor
 from arena.race import tuning
-from arena.race.scenario import parse
+from arena.race.scenario_file import parse
 from arena.race.tuning import Trial, Tuning
 
 SCENARIO = parse(

@@ -23,7 +23,8 @@ from arena.judging.ranking import RankSet
 from arena.judging.results import EngineResult, RaceResult
 from arena.judging.search import Goodput, estimate
 from arena.judging.stats import Verdict
-from arena.race.scenario import Load, parse
+from arena.race.scenario import Load
+from arena.race.scenario_file import parse
 from arena.reports.compare import compare_races
 from arena.reports.evidence import evidence
 from arena.reports.html_page import page
