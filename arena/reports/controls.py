@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from arena.judging.controls import Control, Reading
 from arena.judging.differences import Paired
 from arena.judging.results import RaceResult
+from arena.reports.axes import log_axis
 from arena.reports.document import Axis, Block, Cell, Chart, Charts, Point, Section, Series, Table, Text
-from arena.reports.plots import legend, nice_ticks
+from arena.reports.plots import legend
 from arena.reports.wording import figure
 
 NAMES = {"aa": "one engine, entered twice (A/A)", "drift": "a fixed task before each cell (drift)"}
@@ -48,7 +49,7 @@ def _drift_chart(result: RaceResult) -> Chart:
         title="The fixed task, slot by slot",
         alt="Time of an equal task before each cell. A slope, or engines that differ, is the machine's doing.",
         x=Axis("slot", first - 1, last + 1, tuple((slot, str(slot)) for slot in numbered)),
-        y=Axis("ms", low, high, tuple((tick, figure(tick)) for tick in nice_ticks(low, high)), is_log=True),
+        y=log_axis("ms", low, high, figure),
         series=tuple(_readings(result, engine_id, place) for engine_id, place in places.items()),
     )
 

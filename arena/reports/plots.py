@@ -9,8 +9,9 @@ from arena.judging.cells import Sample, tpots
 from arena.judging.results import EngineResult, RaceResult
 from arena.judging.stats import attainment_interval, holds, quantile
 from arena.judging.traces import comparable_rate
+from arena.reports.axes import latency_axis, log_axis
 from arena.reports.document import Axis, Chart, Diagonal, Point, Rule, Series, Table
-from arena.reports.wording import figure, milliseconds, rate_words, share_words
+from arena.reports.wording import milliseconds, rate_words, share_words
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 DEPTHS = (
@@ -113,12 +114,11 @@ def _flow_chart(
         rows += [(name, rate_words(point.x), rate_words(point.y)) for point in points]
     offered = [offered for flows in known.values() for offered, _ in flows if offered > 0] or [1.0]
     low, high = min(offered) / 1.25, max(offered) * 1.25  # what falls far behind lies at the lower edge
-    ticks = tuple((tick, f"{tick:g}") for tick in nice_ticks(low, high))
     return Chart(
         title=title,
         alt=alt,
-        x=Axis("requests due, 1/s", low, high, ticks, is_log=True),
-        y=Axis(label, low, high, ticks, is_log=True),
+        x=log_axis("requests due, 1/s", low, high),
+        y=log_axis(label, low, high),
         series=tuple(series),
         diagonal=Diagonal("all that was due"),
         table=Table(("engine", "due/s", label), tuple(rows), numeric=(1, 2)),
@@ -239,21 +239,10 @@ def _limit(result: RaceResult, metric: str) -> Rule:
     return Rule("y", limit_of(result, metric), f"limit {limit_of(result, metric):g} ms")
 
 
-def latency_axis(metric: str, values: Sequence[float], limit: float) -> Axis:
-    """Logarithmic, with room for the limit and for an arrow above everything that is finite."""
-    finite = [value for value in values if 0 < value < math.inf]
-    low, high = min([*finite, limit]) / 1.3, max([*finite, limit]) * 1.6
-    return Axis(
-        f"{metric.upper()}, ms", low, high, tuple((tick, figure(tick)) for tick in nice_ticks(low, high)), is_log=True
-    )
-
-
 def rate_axis(result: RaceResult) -> Axis:
     rates = [cell.rate_rps for engine in result.engines for cell in engine.cells] or [1.0]
     low, high = min(rates) / 1.25, max(rates) * 1.25
-    return Axis(
-        "offered requests/s", low, high, tuple((tick, f"{tick:g}") for tick in nice_ticks(low, high)), is_log=True
-    )
+    return log_axis("offered requests/s", low, high)
 
 
 def by_rate(engine: EngineResult) -> list[tuple[float, int, int, bool]]:
@@ -276,17 +265,3 @@ def _with_cells(result: RaceResult) -> Iterator[tuple[int, EngineResult]]:
 
 def _quantile(samples: Sequence[Sample], metric: str, percentile: float) -> float | None:
     return quantile([sample.ttft_ms for sample in samples] if metric == "ttft" else tpots(samples), percentile)
-
-
-def nice_ticks(low: float, high: float) -> list[float]:
-    """On a log axis: the coarsest steps of which at least three lie inside it, never more than about eight."""
-    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), [step / 10 for step in range(10, 100)]):
-        ticks = [
-            step * 10.0**exponent
-            for exponent in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-            for step in steps
-            if low <= step * 10.0**exponent <= high
-        ]
-        if len(ticks) >= 3:
-            break
-    return [round(tick, 6) for tick in ticks[:: math.ceil(len(ticks) / 8) or 1]]

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from arena.judging.ranking import told_apart
 from arena.judging.results import EngineResult, RaceResult
+from arena.reports.axes import nice_ticks
 from arena.reports.controls import pairs_table
 from arena.reports.document import Fold, Ranking, Section, Standing, Table, Text
-from arena.reports.plots import nice_ticks
 from arena.reports.wording import and_words, interval_words, milliseconds, rate_words
 
 

@@ -14,8 +14,8 @@ from typing import TypeVar
 from arena.judging.cells import Sample
 from arena.judging.results import EngineResult, RaceResult
 from arena.judging.traces import Course
+from arena.reports.axes import latency_axis
 from arena.reports.document import Area, Axis, Chart, Point, Rule, Series
-from arena.reports.plots import latency_axis
 from arena.reports.wording import milliseconds, rate_words
 
 MOST_DOTS = 220

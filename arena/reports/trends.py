@@ -10,10 +10,10 @@ from rich.table import Table as TerminalTable
 
 from arena.judging.trends import Change, Mark, Point, Trend
 from arena.records.history import Skipped
+from arena.reports.axes import log_axis
 from arena.reports.document import Axis, Charts, Document, Paragraph, Section, Series, Table, Text
 from arena.reports.document import Chart as Picture
 from arena.reports.document import Point as Dot
-from arena.reports.plots import nice_ticks
 from arena.reports.wording import rate_words
 
 
@@ -125,9 +125,7 @@ def _picture(lines: Sequence[Trend]) -> Picture:
         "Goodput over races",
         f"Goodput of {', '.join(trend.engine for trend in lines)} over {len(order)} races.",
         Axis("race", 0.5, len(order) + 0.5, ticks),
-        Axis(
-            "goodput, requests/s", low, high, tuple((tick, f"{tick:g}") for tick in nice_ticks(low, high)), is_log=True
-        ),
+        log_axis("goodput, requests/s", low, high),
         tuple(series),
     )
 

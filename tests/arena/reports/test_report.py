@@ -25,11 +25,11 @@ from arena.judging.search import Goodput, estimate
 from arena.judging.stats import Verdict
 from arena.race.scenario import Load
 from arena.race.scenario_file import parse
+from arena.reports.axes import nice_ticks
 from arena.reports.compare import compare_races
 from arena.reports.evidence import evidence
 from arena.reports.html_page import page
 from arena.reports.markdown import markdown
-from arena.reports.plots import nice_ticks
 from arena.reports.raced import with_seed
 from arena.reports.report import document_of, publish, ranking_table, render
 from arena.reports.standing import plain_words
