@@ -62,7 +62,8 @@ def open_store(folder: Path, *, settle: bool = False) -> Iterator[Store]:
     import duckdb
 
     from arena.load.spool import SpoolError
-    from arena.records.store import Store, StoreError
+    from arena.records.schema import StoreError
+    from arena.records.store import Store
 
     path = folder / "arena.duckdb"
     if not path.is_file():

@@ -22,7 +22,8 @@ from arena.load.plan import CellPlan, Prompt, Target, build_plan
 from arena.load.scripted_engine import RunningEngine, stream_script
 from arena.load.spool import RequestRow, SpoolError
 from arena.load.truth import scripted
-from arena.records.store import CellRecord, EngineRecord, RunRecord, Store
+from arena.records.rows import CellRecord, EngineRecord, RunRecord
+from arena.records.store import Store
 
 LIMITS = Limits()
 TIMING_TOLERANCE = 0.02  # of a figure whose truth is exact; the rest is other work on the machine

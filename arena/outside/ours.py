@@ -17,7 +17,8 @@ from arena.load.spool import RequestRow
 from arena.outside.answers import from_spool
 from arena.outside.definitions import Answer, throughput
 from arena.outside.tools import Claims, Load, ToolFailed
-from arena.records.store import CellRecord, EngineRecord, RunRecord, Store
+from arena.records.rows import CellRecord, EngineRecord, RunRecord
+from arena.records.store import Store
 
 CELL = "outside"
 

@@ -24,7 +24,8 @@ from arena.race.fixed_task import fixed_task_ms
 from arena.race.scenario import Scenario
 from arena.race.sending import crew_of
 from arena.race.show import Show
-from arena.records.store import CellRecord, Store
+from arena.records.rows import CellRecord
+from arena.records.store import Store
 
 
 class CellRunner:

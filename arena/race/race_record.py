@@ -12,7 +12,8 @@ from arena.load.calibration import Calibration
 from arena.race.card import RaceCard
 from arena.race.engine_life import BroughtUp
 from arena.race.entries import Entry
-from arena.records.store import EngineRecord, RunRecord, Store
+from arena.records.rows import EngineRecord, RunRecord
+from arena.records.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,8 @@ from arena.judging.judge import judge_race
 from arena.judging.results import EngineResult, RaceResult
 from arena.judging.trends import Mark
 from arena.race.config import fingerprint
-from arena.records.store import Store, StoreError
+from arena.records.schema import StoreError
+from arena.records.store import Store
 
 DATABASE = "arena.duckdb"
 SETTLED_BY = (  # whatever decides what is said of a race

@@ -53,3 +53,14 @@ SELECT count(*) AS n FROM cells JOIN plans AS p USING (plan_sha256) JOIN plan_ro
 WHERE cell_id = ? AND r.scheduled_ns >= p.warmup_ns AND r.scheduled_ns < p.horizon_ns
 AND NOT EXISTS (SELECT 1 FROM requests AS q WHERE q.cell_id = cells.cell_id AND q.seq = r.seq)
 """
+
+# A cell that the audit has judged keeps that judgement.
+MARK_INGESTED = """
+UPDATE cells SET ingested_utc = now()::TIMESTAMP, epoch_unix_ns = $epoch_unix_ns, gc_frozen = $gc_frozen,
+timer = $timer, cpu_slice_ns = $cpu_slice_ns, workers = $workers, clock = $clock, foreign_cpu = $foreign_cpu,
+steady_from_ns = (SELECT warmup_ns FROM plans AS p WHERE p.plan_sha256 = cells.plan_sha256),
+steady_to_ns = (SELECT horizon_ns FROM plans AS p WHERE p.plan_sha256 = cells.plan_sha256),
+max_in_flight = $max_in_flight, connections_opened = $connections_opened, cooldown_exhausted = $cooldown_exhausted,
+reason = CASE WHEN status = 'planned' THEN $reason ELSE reason END,
+status = CASE WHEN status = 'planned' THEN $status ELSE status END WHERE cell_id = $cell_id
+"""

@@ -17,13 +17,12 @@ time.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import duckdb
 import msgspec
@@ -31,83 +30,9 @@ import msgspec
 from arena.load import spool as spools
 from arena.load.plan import CellPlan
 from arena.load.spool import SpoolError, SpoolFooter, SpoolHeader
-from arena.records.schema import StoreError as StoreError
+from arena.records.rows import CellRecord, CellStatus, CellSummary, EngineRecord, RunRecord, columns_of
 from arena.records.schema import bring_up
-from arena.records.spool_sql import LOAD_METRICS, LOAD_SPOOL, MISSING
-
-CellStatus: TypeAlias = Literal[
-    "planned", "unjudged", "ok", "invalid_client", "invalid_cache", "invalid_cold", "unstable", "aborted"
-]
-"""planned: announced, its spool is not in. unjudged: its rows are in, the audit has not spoken. The rest is the audit's
-word."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
-    run_id: str
-    started_utc: str
-    scenario: str
-    seed: int
-    git_sha: str | None = None
-    host: Mapping[str, Any]
-    clock: Mapping[str, Any] = field(default_factory=dict)  # what the stamps were read from
-    notes: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRecord:
-    engine_id: str
-    run_id: str
-    name: str
-    version: str | None = None
-    endpoint: str
-    model: str
-    weights_sha: str | None = None
-    flags: Mapping[str, Any]
-    capability: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellRecord:
-    cell_id: str
-    run_id: str
-    engine_id: str
-    replicate: int
-    slot: int  # place in the interleaved order of the run
-    rate_rps: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellSummary:
-    """One cell under one SLO. Percentiles are order statistics; `_inf` ones take every failure as infinitely late."""
-
-    cell_id: str
-    engine_id: str
-    rate_rps: float
-    replicate: int
-    status: CellStatus
-    requests: int  # every measured request that was scheduled: the denominator
-    ok: int
-    failures: int
-    unsent: int
-    good: int  # met both limits
-    attainment: float | None  # good / requests
-    ttft_misses: int
-    tpot_misses: int
-    goodput_rps: float | None  # good requests per second of the steady window
-    ttft_n: int
-    ttft_p50_ms: float | None
-    ttft_p99_ms: float | None
-    ttft_p99_inf_ms: float | None
-    ttft_send_p99_ms: float | None
-    tpot_n: int
-    tpot_p50_ms: float | None
-    tpot_p99_ms: float | None
-    tpot_p99_inf_ms: float | None
-    e2e_p50_ms: float | None
-    e2e_p99_ms: float | None
-    lag_p99_ms: float | None
-    reuse_ratio: float | None
+from arena.records.spool_sql import LOAD_METRICS, LOAD_SPOOL, MARK_INGESTED, MISSING
 
 
 class Store:
@@ -132,56 +57,17 @@ class Store:
         self._connection.close()
 
     def record_run(self, run: RunRecord) -> None:
-        self._replace(
-            "runs",
-            "run_id",
-            {
-                "run_id": run.run_id,
-                "started_utc": run.started_utc,
-                "scenario": run.scenario,
-                "seed": run.seed,
-                "git_sha": run.git_sha,
-                "host_json": json.dumps(dict(run.host)),
-                "clock_json": json.dumps(dict(run.clock)),
-                "notes": run.notes,
-            },
-        )
+        self._replace("runs", "run_id", columns_of(run))
 
     def record_engine(self, engine: EngineRecord) -> None:
-        self._replace(
-            "engines",
-            "engine_id",
-            {
-                "engine_id": engine.engine_id,
-                "run_id": engine.run_id,
-                "name": engine.name,
-                "version": engine.version,
-                "endpoint": engine.endpoint,
-                "model": engine.model,
-                "weights_sha": engine.weights_sha,
-                "flags_json": json.dumps(dict(engine.flags)),
-                "capability_json": json.dumps(dict(engine.capability)),
-            },
-        )
+        self._replace("engines", "engine_id", columns_of(engine))
 
     def record_cell(self, cell: CellRecord, plan: CellPlan) -> None:
         """Announce a cell before it runs: its status is `planned`, and its plan is stored once per sha256."""
         with self._transaction():
             self._record_plan(plan)
-            self._replace(
-                "cells",
-                "cell_id",
-                {
-                    "cell_id": cell.cell_id,
-                    "run_id": cell.run_id,
-                    "engine_id": cell.engine_id,
-                    "plan_sha256": plan.sha256,
-                    "replicate": cell.replicate,
-                    "slot": cell.slot,
-                    "rate_rps": cell.rate_rps,
-                    "status": "planned",
-                },
-            )
+            announced = {**columns_of(cell), "plan_sha256": plan.sha256, "status": "planned"}
+            self._replace("cells", "cell_id", announced)
 
     def ingest(self, cell_id: str, spool: Path) -> None:
         """Load a complete spool. Refuses one without its done marker, of another plan, or damaged since."""
@@ -308,30 +194,23 @@ class Store:
         )
 
     def _mark_ingested(self, cell_id: str, header: SpoolHeader, footer: SpoolFooter) -> None:
-        """A cell that the audit has judged keeps that judgement."""
         self._connection.execute(
-            "UPDATE cells SET ingested_utc = now()::TIMESTAMP, epoch_unix_ns = ?, gc_frozen = ?, timer = ?, "
-            "cpu_slice_ns = ?, workers = ?, clock = ?, foreign_cpu = ?, "
-            "steady_from_ns = (SELECT warmup_ns FROM plans AS p WHERE p.plan_sha256 = cells.plan_sha256), "
-            "steady_to_ns = (SELECT horizon_ns FROM plans AS p WHERE p.plan_sha256 = cells.plan_sha256), "
-            "max_in_flight = ?, connections_opened = ?, cooldown_exhausted = ?, "
-            "reason = CASE WHEN status = 'planned' THEN ? ELSE reason END, "
-            "status = CASE WHEN status = 'planned' THEN ? ELSE status END WHERE cell_id = ?",
-            [
-                header.epoch_unix_ns,
-                header.gc_frozen,
-                header.timer,
-                header.cpu_slice_ns,
-                header.workers,
-                header.clock,
-                footer.foreign_cpu,
-                footer.max_in_flight,
-                footer.connections_opened,
-                footer.cooldown_exhausted,
-                footer.aborted,
-                "unjudged" if footer.aborted is None else "aborted",
-                cell_id,
-            ],
+            MARK_INGESTED,
+            {
+                "cell_id": cell_id,
+                "epoch_unix_ns": header.epoch_unix_ns,
+                "gc_frozen": header.gc_frozen,
+                "timer": header.timer,
+                "cpu_slice_ns": header.cpu_slice_ns,
+                "workers": header.workers,
+                "clock": header.clock,
+                "foreign_cpu": footer.foreign_cpu,
+                "max_in_flight": footer.max_in_flight,
+                "connections_opened": footer.connections_opened,
+                "cooldown_exhausted": footer.cooldown_exhausted,
+                "reason": footer.aborted,
+                "status": "unjudged" if footer.aborted is None else "aborted",
+            },
         )
 
     def _replace(self, table: str, key: str, row: Mapping[str, Any]) -> None:

@@ -9,7 +9,8 @@ import pytest
 from arena.load import scripted_engine as scripted
 from arena.load.scripted_engine import DONE, Script, Step, finish_event, text_event
 from arena.race.config import load_scenario, scenario_names
-from arena.records.store import CellRecord, EngineRecord, RunRecord, Store
+from arena.records.rows import CellRecord, EngineRecord, RunRecord
+from arena.records.store import Store
 from tests.arena.cells import fire, plan_of
 
 SLOW_MS, QUICK_MS = 300, 20

@@ -16,7 +16,8 @@ from arena.judging.cell_audit import audit_rows
 from arena.judging.findings import SECOND_NS, Disparity, Row
 from arena.load import scripted_engine as scripted
 from arena.load.scripted_engine import DONE, Script, Step, finish_event, text_event, usage_event
-from arena.records.store import CellRecord, EngineRecord, RunRecord, Store
+from arena.records.rows import CellRecord, EngineRecord, RunRecord
+from arena.records.store import Store
 from tests.arena.batching import honest_rows
 from tests.arena.cells import fire, plan_of
 from tests.arena.judging.test_audit import row

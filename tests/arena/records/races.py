@@ -18,7 +18,8 @@ from arena.load.spool import HealthRow, MetricRow, RequestRow, SpoolFooter, Spoo
 from arena.load.workload import CellKey, prompt_source
 from arena.race.cell_runner import judge_cell
 from arena.race.scenario_file import parse
-from arena.records.store import CellRecord, EngineRecord, RunRecord, Store
+from arena.records.rows import CellRecord, EngineRecord, RunRecord
+from arena.records.store import Store
 from arena.records.verdicts import search_rows, verdict_rows
 from arena.reports.report import publish
 

@@ -21,7 +21,9 @@ from arena.load.loadgen import spool_header
 from arena.load.plan import CellPlan, Target
 from arena.load.scripted_engine import Script
 from arena.load.spool import HealthRow, RequestRow, SpoolError, SpoolFooter, SpoolWriter
-from arena.records.store import CellRecord, CellSummary, EngineRecord, RunRecord, Store, StoreError
+from arena.records.rows import CellRecord, CellSummary, EngineRecord, RunRecord
+from arena.records.schema import StoreError
+from arena.records.store import Store
 from tests.arena.cells import MS, plan_of
 
 TARGET = Target("http://127.0.0.1:1", "m", "engine")
