@@ -80,6 +80,7 @@ class NativeSettings(EngineOptions):
     dtype: Literal["bfloat16", "float32"] | None = None
     max_model_len: AtLeastOne | None = None
     kv_cache_mib: AtLeastOne | None = None
+    kv_cache_dtype: Literal["auto", "int8"] | None = None
     max_num_seqs: AtLeastOne | None = None
     max_num_batched_tokens: AtLeastOne | None = None
     enable_prefix_caching: bool | None = None

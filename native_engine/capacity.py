@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from native_engine.config import Dtype
+from native_engine.config import Dtype, KVCacheDtype
 
 if TYPE_CHECKING:
     from native_engine.weights import ModelConfig
 
 MIB = 2**20
+SCALE_BYTES = 2
 ITEM_BYTES: dict[Dtype, int] = {"bfloat16": 2, "float32": 4}
 
 
-def bytes_per_token(config: ModelConfig, dtype: Dtype) -> int:
-    """Keys and values of one token in all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * ITEM_BYTES[dtype]
+def bytes_per_token(config: ModelConfig, dtype: Dtype, kv_cache_dtype: KVCacheDtype = "auto") -> int:
+    """Keys and values of one token in all layers; in int8 with a scale for each head."""
+    head_bytes = config.head_dim + SCALE_BYTES if kv_cache_dtype == "int8" else config.head_dim * ITEM_BYTES[dtype]
+    return 2 * config.num_layers * config.num_kv_heads * head_bytes
 
 
 def num_blocks(pool_bytes: int, token_bytes: int, block_size: int) -> int:

@@ -16,6 +16,7 @@ from typing import Literal, get_args
 from native_engine.errors import InvalidParams
 
 Dtype = Literal["bfloat16", "float32"]
+KVCacheDtype = Literal["auto", "int8"]
 Preemption = Literal["recompute", "swap", "auto"]
 
 
@@ -26,6 +27,7 @@ class EngineConfig:
     dtype: Dtype = "bfloat16"
     block_size: int = 32  # bf16 keys of one block and one 64-wide head fill one 4 KiB page
     kv_cache_mib: int = 512
+    kv_cache_dtype: KVCacheDtype = "auto"  # auto: as `dtype`; int8: half the memory of bf16, for a small error
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
@@ -37,6 +39,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in get_args(Dtype):
             raise InvalidParams(f"dtype must be one of {', '.join(get_args(Dtype))}, not {self.dtype!r}.")
+        if self.kv_cache_dtype not in get_args(KVCacheDtype):
+            known = ", ".join(get_args(KVCacheDtype))
+            raise InvalidParams(f"kv_cache_dtype must be one of {known}, not {self.kv_cache_dtype!r}.")
         if self.preemption not in get_args(Preemption):
             raise InvalidParams(
                 f"preemption must be one of {', '.join(get_args(Preemption))}, not {self.preemption!r}."

@@ -26,7 +26,7 @@ MODEL_FILES = frozenset({".gguf", ".safetensors", ".json", ".model", ".jinja"})
 def identity_of(path: Path, config: EngineConfig, model: Llama, max_len: int) -> str:
     parts = [
         *_digests(path),
-        f"{config.dtype} {config.block_size} {max_len}",
+        f"{config.dtype} {config.kv_cache_dtype} {config.block_size} {max_len}",
         _code(),
         f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()} {model.kernels}",
         f"{platform.machine()} {processor()}",

@@ -60,13 +60,17 @@ def make_model(checkpoint: Checkpoint, config: EngineConfig, *, kernel_cache: Pa
         _scheduler_config(model_config, config).max_model_len, pool_blocks(model_config, config) * config.block_size
     )
     rope = RopeTable.build(model_config, longest)
-    backend = make_backend(model_config, rope, dtype, block_size=config.block_size, cache_dir=kernel_cache)
+    backend = make_backend(
+        model_config, rope, dtype, block_size=config.block_size, cache_dir=kernel_cache, cache_dtype=cache_dtype(config)
+    )
     return Llama(checkpoint, dtype, backend)
 
 
 def make_engine(model: Llama, config: EngineConfig) -> Engine:
     """An engine with a cache of its own around `model`: token ids in, token ids out."""
-    cache = KVCache.allocate(model.config, pool_blocks(model.config, config), config.block_size, model.dtype)
+    if model.cache_dtype != cache_dtype(config):
+        raise InvalidParams(f"kv_cache_dtype must be what the model was made for, not {config.kv_cache_dtype!r}.")
+    cache = KVCache.allocate(model.config, pool_blocks(model.config, config), config.block_size, model.cache_dtype)
     host = _host_cache(model, config)
     costs = Costs()
     sampler = Sampler(model.config.eos_token_ids)
@@ -84,11 +88,15 @@ def _host_cache(model: Llama, config: EngineConfig) -> KVCache | None:
     """Where blocks are swapped out to. On a CPU it is a second pool in the same memory."""
     if not config.swap_space_mib:
         return None
-    token_bytes = bytes_per_token(model.config, config.dtype)
+    token_bytes = bytes_per_token(model.config, config.dtype, config.kv_cache_dtype)
     blocks = num_blocks(config.swap_space_mib * MIB, token_bytes, config.block_size)
     if blocks < 1:
         raise InvalidParams(f"swap_space_mib ({config.swap_space_mib}) does not hold a block of this model's cache.")
-    return KVCache.allocate(model.config, blocks, config.block_size, model.dtype)
+    return KVCache.allocate(model.config, blocks, config.block_size, model.cache_dtype)
+
+
+def cache_dtype(config: EngineConfig) -> torch.dtype:
+    return torch.int8 if config.kv_cache_dtype == "int8" else TORCH_DTYPES[config.dtype]
 
 
 def _scheduler_config(model_config: ModelConfig, config: EngineConfig) -> SchedulerConfig:
@@ -101,7 +109,8 @@ def _scheduler_config(model_config: ModelConfig, config: EngineConfig) -> Schedu
 
 def pool_blocks(model_config: ModelConfig, config: EngineConfig) -> int:
     """How many blocks the configured pool holds; at least one, or there is nothing to run with."""
-    blocks = num_blocks(config.kv_cache_mib * MIB, bytes_per_token(model_config, config.dtype), config.block_size)
+    token_bytes = bytes_per_token(model_config, config.dtype, config.kv_cache_dtype)
+    blocks = num_blocks(config.kv_cache_mib * MIB, token_bytes, config.block_size)
     if blocks < 1:
         raise InvalidParams(f"kv_cache_mib ({config.kv_cache_mib}) does not hold a single block of this model's cache.")
     return blocks

@@ -40,10 +40,15 @@ class KVCache:
 
     keys    [layers, blocks, kv_heads, head_dim, block_size]
     values  [layers, blocks, kv_heads, block_size, head_dim]
+
+    An int8 cache has a bf16 scale for each token and head beside each block: scales [layers, blocks, kv_heads,
+    block_size]. bf16, not fp16: no scale is too small or too large for it.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
 
     @classmethod
     def allocate(cls, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype) -> KVCache:
@@ -52,6 +57,8 @@ class KVCache:
         return cls(
             keys=torch.zeros(*lead, config.head_dim, block_size, dtype=dtype),
             values=torch.zeros(*lead, block_size, config.head_dim, dtype=dtype),
+            key_scales=torch.zeros(*lead, block_size, dtype=torch.bfloat16) if dtype is torch.int8 else None,
+            value_scales=torch.zeros(*lead, block_size, dtype=torch.bfloat16) if dtype is torch.int8 else None,
         )
 
     def copy_blocks(self, copies: SequenceOf[tuple[int, int]], source: KVCache | None = None) -> None:
@@ -64,7 +71,8 @@ class KVCache:
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All that a block consists of: [layers, blocks, ...]."""
-        return self.keys, self.values
+        scales = (self.key_scales, self.value_scales)
+        return (self.keys, self.values, *(each for each in scales if each is not None))
 
     @property
     def num_blocks(self) -> int:
@@ -83,6 +91,7 @@ class Backend(Protocol):
     """For one model and one activation type. A returned tensor is valid until the next call of the same method."""
 
     name: str
+    cache_dtype: torch.dtype
     kernels: str  # equal where the same code computes
 
     def add_rms_norm(

@@ -39,7 +39,8 @@ class _Attention(ctypes.Structure):
     """`Attention` of cpu_kernels.c, field by field."""
 
     _fields_ = (
-        *[(name, ctypes.c_void_p) for name in ("qkv", "out", "keys", "values", "cos", "sin")],
+        *[(name, ctypes.c_void_p) for name in ("qkv", "out", "keys", "values", "key_scales", "value_scales")],
+        *[(name, ctypes.c_void_p) for name in ("cos", "sin")],
         *[(name, ctypes.c_void_p) for name in ("positions", "slots", "tables", "sequences")],
         *[(name, ctypes.c_int64) for name in ("rows", "table_width", "query_heads", "kv_heads")],
         *[(name, ctypes.c_int64) for name in ("head_dim", "block_size")],
@@ -49,7 +50,16 @@ class _Attention(ctypes.Structure):
 class CPUBackend:
     name = "cpu"
 
-    def __init__(self, config: ModelConfig, rope: RopeTable, dtype: torch.dtype, library: ctypes.CDLL) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        rope: RopeTable,
+        dtype: torch.dtype,
+        library: ctypes.CDLL,
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
+        """`library`: of `load_library` for these types; `cache_dtype`: None for `dtype`."""
+        self.cache_dtype = cache_dtype or dtype
         self.kernels = Path(library._name).stem  # with the source, the flags, the compiler and the processor in it
         self._dtype = dtype
         self._rope = rope  # the kernels hold its addresses
@@ -100,6 +110,9 @@ class CPUBackend:
         arguments = self._attention
         arguments.qkv, arguments.out = qkv.data_ptr(), out.data_ptr()
         arguments.keys, arguments.values = cache.keys[layer].data_ptr(), cache.values[layer].data_ptr()
+        if cache.key_scales is not None and cache.value_scales is not None:
+            arguments.key_scales = cache.key_scales[layer].data_ptr()
+            arguments.value_scales = cache.value_scales[layer].data_ptr()
         arguments.positions, arguments.slots = batch.positions.data_ptr(), batch.slots.data_ptr()
         arguments.tables, arguments.sequences = batch.block_tables.data_ptr(), batch.sequences.data_ptr()
         arguments.rows, arguments.table_width = batch.num_rows, batch.block_tables.shape[1]
@@ -116,15 +129,22 @@ class CPUBackend:
 
 
 def make_backend(
-    config: ModelConfig, rope: RopeTable, dtype: torch.dtype, *, block_size: int, cache_dir: Path | None
+    config: ModelConfig,
+    rope: RopeTable,
+    dtype: torch.dtype,
+    *,
+    block_size: int,
+    cache_dir: Path | None,
+    cache_dtype: torch.dtype | None = None,
 ) -> Backend:
     """The C kernels where they can run; else the torch reference, and a warning that says why it will be slow."""
     try:
         _check_shapes(config, block_size)
-        return CPUBackend(config, rope, dtype, load_library(dtype, cache_dir or default_cache_dir()))
+        library = load_library(dtype, cache_dir or default_cache_dir(), cache_dtype)
+        return CPUBackend(config, rope, dtype, library, cache_dtype)
     except KernelsUnavailable as reason:
         warnings.warn(f"Generating with slow torch kernels: {reason}", RuntimeWarning, stacklevel=2)
-        return TorchReference(config, rope, dtype)
+        return TorchReference(config, rope, dtype, cache_dtype)
 
 
 def default_cache_dir() -> Path:
@@ -132,9 +152,10 @@ def default_cache_dir() -> Path:
     return Path(tempfile.gettempdir()) / f"native-engine-kernels-{os.getuid()}"
 
 
-def load_library(dtype: torch.dtype, cache_dir: Path) -> ctypes.CDLL:
+def load_library(dtype: torch.dtype, cache_dir: Path, cache_dtype: torch.dtype | None = None) -> ctypes.CDLL:
     """Compile the kernels for this machine, or find them compiled. Raises `KernelsUnavailable`."""
     flags = ["-DSCALAR_F32"] if dtype is torch.float32 else []
+    flags += ["-DKV_INT8"] if cache_dtype is torch.int8 else []
     try:
         return ctypes.CDLL(str(compile_kernels(SOURCE, flags, cache_dir)))
     except OSError as error:

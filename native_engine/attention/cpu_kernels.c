@@ -10,6 +10,7 @@
  * Memory, with B = block_size and D = head_dim (both multiples of 16):
  *     keys   [num_blocks][kv_heads][D][B]     one block of one head is a matrix whose columns are positions
  *     values [num_blocks][kv_heads][B][D]
+ * With -DKV_INT8 they are bytes, and key_scales and value_scales [num_blocks][kv_heads][B] say in bf16 what a step is worth.
  */
 #include <math.h>
 #include <stddef.h>
@@ -28,6 +29,13 @@ typedef uint16_t vhalf __attribute__((vector_size(2 * LANES), aligned(2), may_al
 
 #define INLINE static inline __attribute__((always_inline))
 
+typedef uint16_t bf16; /* the upper half of a float */
+INLINE float widen_bf16(bf16 x) {
+    union { uint32_t bits; float value; } u = {(uint32_t)x << 16};
+    return u.value;
+}
+INLINE vfloat load_bf16(const bf16 *p) { return (vfloat)(__builtin_convertvector(*(const vhalf *)p, vuint) << 16); }
+
 #ifdef SCALAR_F32
 typedef float scalar;
 INLINE float widen(scalar x) { return x; }
@@ -35,20 +43,27 @@ INLINE scalar narrow(float x) { return x; }
 INLINE vfloat load(const scalar *p) { return *(const vfloat *)p; }
 INLINE void store(scalar *p, vfloat x) { *(vfloat *)p = x; }
 #else
-typedef uint16_t scalar; /* bf16: the upper half of a float */
-INLINE float widen(scalar x) {
-    union { uint32_t bits; float value; } u = {(uint32_t)x << 16};
-    return u.value;
-}
+typedef bf16 scalar;
+INLINE float widen(scalar x) { return widen_bf16(x); }
 INLINE scalar narrow(float x) { /* to nearest, ties to even */
     union { float value; uint32_t bits; } u = {x};
     return (scalar)((u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16);
 }
-INLINE vfloat load(const scalar *p) { return (vfloat)(__builtin_convertvector(*(const vhalf *)p, vuint) << 16); }
+INLINE vfloat load(const scalar *p) { return load_bf16(p); }
 INLINE void store(scalar *p, vfloat x) {
     vuint bits = (vuint)x;
     *(vhalf *)p = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, vhalf);
 }
+#endif
+
+/* What the cache holds: scalars, or with -DKV_INT8 bytes and for each token and head a scale. */
+#ifdef KV_INT8
+typedef int8_t cached;
+typedef int8_t vbytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+INLINE vfloat load_cached(const cached *p) { return __builtin_convertvector(*(const vbytes *)p, vfloat); }
+#else
+typedef scalar cached;
+INLINE vfloat load_cached(const cached *p) { return load(p); }
 #endif
 
 INLINE vfloat splat(float x) { return (vfloat){0} + x; }
@@ -141,7 +156,8 @@ void silu_mul(const scalar *gate_up, scalar *out, int64_t rows, int64_t size) {
 typedef struct { /* one layer's attention over one step; mirrored by a ctypes Structure in cpu.py */
     scalar *qkv;              /* [rows][(query_heads + 2 * kv_heads) * D]; its queries are rotated in place */
     scalar *out;              /* [rows][query_heads * D] */
-    scalar *keys, *values;    /* this layer's cache */
+    cached *keys, *values;    /* this layer's cache */
+    bf16 *key_scales, *value_scales; /* [num_blocks][kv_heads][B], with KV_INT8 only */
     const float *cos, *sin;   /* [max_position][D / 2] */
     const int32_t *positions; /* [rows] */
     const int32_t *slots;     /* [rows]: block * B + offset of the row's own key and value */
@@ -158,6 +174,18 @@ INLINE void rotate(const scalar *x, float *out, const float *cos, const float *s
     }
 }
 
+#ifdef KV_INT8
+/* One head of one token: x = bytes * scale, `stride` apart. The scale is rounded up, so that no byte is beyond 127. */
+INLINE void quantise(const scalar *x, int64_t dim, cached *out, int64_t stride, bf16 *scale) {
+    float most = 0.0f;
+    for (int64_t i = 0; i < dim; i++) most = fmaxf(most, fabsf(widen(x[i])));
+    union { float value; uint32_t bits; } u = {most / 127.0f};
+    *scale = (bf16)((u.bits + 0xffff) >> 16);
+    const float step = widen_bf16(*scale);
+    for (int64_t i = 0; i < dim; i++) out[i * stride] = step > 0.0f ? (cached)rintf(widen(x[i]) / step) : 0;
+}
+#endif
+
 /* Rotate the row's queries in place and its keys on their way into the cache; put its values beside them. */
 static void rope_and_store(const Attention *a, int64_t row) {
     const int64_t dim = a->head_dim, block_size = a->block_size;
@@ -173,8 +201,16 @@ static void rope_and_store(const Attention *a, int64_t row) {
     for (int64_t head = 0; head < a->kv_heads; head++) {
         const int64_t at = (block * a->kv_heads + head) * dim * block_size;
         rotate(key + head * dim, rotated, cos, sin, dim / 2);
+#ifdef KV_INT8
+        const int64_t place = (block * a->kv_heads + head) * block_size + offset;
+        scalar narrowed[MAX_HEAD_DIM];
+        for (int64_t i = 0; i < dim; i++) narrowed[i] = narrow(rotated[i]);
+        quantise(narrowed, dim, a->keys + at + offset, block_size, a->key_scales + place);
+        quantise(value + head * dim, dim, a->values + at + offset * dim, 1, a->value_scales + place);
+#else
         for (int64_t i = 0; i < dim; i++) a->keys[at + i * block_size + offset] = narrow(rotated[i]);
         for (int64_t i = 0; i < dim; i++) a->values[at + offset * dim + i] = value[head * dim + i];
+#endif
     }
 }
 
@@ -196,10 +232,10 @@ INLINE void attend(const Attention *a, int64_t row, int64_t first_head, int64_t 
     }
     for (int64_t start = 0; start < known; start += block_size) {
         const int64_t at = ((int64_t)table[start / block_size] * a->kv_heads + kv_head) * dim * block_size;
-        const scalar *keys = a->keys + at, *values = a->values + at;
+        const cached *keys = a->keys + at, *values = a->values + at;
         if (start + block_size < known) { /* the next block is elsewhere: the hardware does not foresee it */
             const int64_t next = ((int64_t)table[start / block_size + 1] * a->kv_heads + kv_head) * dim * block_size;
-            for (int i = 0; i < dim * block_size; i += 64 / (int)sizeof(scalar)) {
+            for (int i = 0; i < dim * block_size; i += 64 / (int)sizeof(cached)) {
                 __builtin_prefetch(a->keys + next + i);
                 __builtin_prefetch(a->values + next + i);
             }
@@ -212,9 +248,15 @@ INLINE void attend(const Attention *a, int64_t row, int64_t first_head, int64_t 
             for (int c = 0; c < columns; c++) score[h][c] = splat(0.0f);
         for (int i = 0; i < dim; i++)
             for (int c = 0; c < columns; c++) {
-                vfloat k = load(keys + i * block_size + c * LANES);
+                vfloat k = load_cached(keys + i * block_size + c * LANES);
                 for (int h = 0; h < heads; h++) score[h][c] += q[h][i] * k;
             }
+#ifdef KV_INT8
+        for (int c = 0; c < columns; c++) {
+            vfloat scales = load_bf16(a->key_scales + at / dim + c * LANES);
+            for (int h = 0; h < heads; h++) score[h][c] *= scales;
+        }
+#endif
         for (int h = 0; h < heads; h++) {
             if (count < block_size) { /* positions after the row's own: not yet written, or not yet to be seen */
                 const vint lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -228,8 +270,11 @@ INLINE void attend(const Attention *a, int64_t row, int64_t first_head, int64_t 
             vfloat sum = splat(0.0f);
             for (int c = 0; c < columns; c++) {
                 vfloat w = exponential(score[h][c] - new_top);
-                *(vfloat *)(weights[h] + c * LANES) = w;
                 sum += w;
+#ifdef KV_INT8
+                w *= load_bf16(a->value_scales + at / dim + c * LANES);
+#endif
+                *(vfloat *)(weights[h] + c * LANES) = w;
             }
             total[h] = total[h] * fade + sum_lanes(sum);
             top[h] = new_top;
@@ -237,7 +282,7 @@ INLINE void attend(const Attention *a, int64_t row, int64_t first_head, int64_t 
         }
         for (int j = 0; j < count; j++)
             for (int p = 0; p < parts; p++) {
-                vfloat v = load(values + j * dim + p * LANES);
+                vfloat v = load_cached(values + j * dim + p * LANES);
                 for (int h = 0; h < heads; h++) acc[h][p] += weights[h][j] * v;
             }
     }

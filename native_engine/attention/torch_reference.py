@@ -16,7 +16,10 @@ from native_engine.weights import ModelConfig
 class TorchReference:
     name = kernels = "torch"
 
-    def __init__(self, config: ModelConfig, rope: RopeTable, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, rope: RopeTable, dtype: torch.dtype, cache_dtype: torch.dtype | None = None
+    ) -> None:
+        self.cache_dtype = cache_dtype or dtype
         self._config = config
         self._rope = rope
         self._dtype = dtype
@@ -50,6 +53,9 @@ class TorchReference:
     @staticmethod
     def _store(key: torch.Tensor, value: torch.Tensor, layer: int, cache: KVCache, batch: StepBatch) -> None:
         block, offset = batch.slots.long() // cache.block_size, batch.slots.long() % cache.block_size
+        if cache.key_scales is not None and cache.value_scales is not None:
+            key, cache.key_scales[layer, block, :, offset] = quantise(key)
+            value, cache.value_scales[layer, block, :, offset] = quantise(value)
         cache.keys[layer, block, :, :, offset] = key
         cache.values[layer, block, :, offset, :] = value
 
@@ -60,6 +66,25 @@ class TorchReference:
         # [heads, head_dim, positions] and [heads, positions, head_dim] of this sequence, as if they had been contiguous
         keys = cache.keys[layer, blocks].permute(1, 2, 0, 3).flatten(2)[:, :, :known].float()
         values = cache.values[layer, blocks].transpose(0, 1).flatten(1, 2)[:, :known].float()
+        if cache.key_scales is not None and cache.value_scales is not None:
+            keys = keys * _of_sequence(cache.key_scales[layer, blocks])[:, None, :known]
+            values = values * _of_sequence(cache.value_scales[layer, blocks])[:, :known, None]
         grouped = query.float().view(config.num_kv_heads, -1, config.head_dim)
         weights = torch.softmax(grouped @ keys * config.head_dim**-0.5, dim=-1)
         return (weights @ values).flatten().to(self._dtype)
+
+
+def quantise(heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[rows, heads, head_dim] as int8 and bf16 scales [rows, heads]: a head is what its bytes are times its scale.
+
+    The scale is rounded up to bf16, so that no byte is beyond 127.
+    """
+    largest = heads.float().abs().amax(-1) / 127
+    scales = ((largest.view(torch.int32) + 0xFFFF) >> 16 << 16).view(torch.float32)
+    steps = heads.float() / scales.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+    return steps.round().to(torch.int8), scales.to(torch.bfloat16)
+
+
+def _of_sequence(scales: torch.Tensor) -> torch.Tensor:
+    """[blocks, heads, block_size] -> [heads, positions]"""
+    return scales.transpose(0, 1).flatten(1).float()

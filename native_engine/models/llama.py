@@ -33,6 +33,7 @@ class Llama:
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, backend: Backend) -> None:
         self.config: ModelConfig = checkpoint.config
         self.dtype = dtype
+        self.cache_dtype = backend.cache_dtype
         self.kernels = backend.kernels
         self._backend = backend
         embedding = checkpoint.tensor("model.embed_tokens.weight")
