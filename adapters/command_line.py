@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import typer
-import yaml
 from rich.console import Console
 
 from adapters.errors import GoodgateError
 from adapters.launching.launch import describe_os_error
 from adapters.registry import UnknownEngine
+from adapters.yaml_text import YamlError, read_yaml
 
 errors = Console(stderr=True, markup=False, highlight=False)  # `goodgate[native]` is no style
 
@@ -29,8 +29,8 @@ def parse_options(pairs: list[str]) -> dict[str, Any]:
         if not key or not equals:
             raise typer.BadParameter(f"{pair!r} is not of the form key=value.", param_hint="--option")
         try:
-            options[key] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError):
+            options[key] = read_yaml(value)
+        except YamlError:
             raise typer.BadParameter(f"{value!r} is not a value; quote it.", param_hint="--option") from None
     return options
 

@@ -39,7 +39,7 @@ LOAD_PROCESSES = {
 MEETS_NATIVE_ENGINE = ("adapters/native.py", "adapters/models/model_files.py")
 ARENA_MAY = {
     "launching.launch", "launching.knobs", "wire.sse", "wire.unreachable", "models.model_store", "registry", "config",
-    "errors", "base", "types", "probing.matrix", "marked_page",
+    "errors", "base", "types", "probing.matrix", "marked_page", "yaml_text",
 }  # fmt: skip
 
 

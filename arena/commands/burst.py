@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import asdict
 from typing import Annotated
 
@@ -55,6 +56,6 @@ def burst(
 
 
 def _count(text: str) -> int:
-    if not text.strip().isdigit() or int(text) < 1:
-        raise Misuse(f"--concurrency {text!r} is not a whole number of at least 1.")
+    if not re.fullmatch(r"\s*0*[1-9][0-9]{0,3}\s*", text):
+        raise Misuse(f"--concurrency {text!r} is not a whole number from 1 to 9999.")
     return int(text)

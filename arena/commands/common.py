@@ -14,6 +14,7 @@ import typer
 
 from adapters.errors import GoodgateError
 from adapters.registry import UnknownEngine
+from arena.load.spec import ScenarioError
 
 if TYPE_CHECKING:
     from arena.records.store import Store
@@ -36,7 +37,7 @@ def errors(command: str = "goodgate arena") -> Iterator[None]:
     """Known errors as one sentence on stderr, after the command's name, and an exit code."""
     try:
         yield
-    except (Misuse, UnknownEngine) as error:
+    except (Misuse, UnknownEngine, ScenarioError) as error:
         typer.echo(f"{command}: {error}", err=True)
         raise typer.Exit(MISUSE) from error
     except Failure as error:

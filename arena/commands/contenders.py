@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 import typer
-import yaml
 from msgspec import Meta
 
 from adapters.config import goodgate_home, variable
 from adapters.registry import adapter_class
+from adapters.yaml_text import YamlError, read_yaml
 from arena.commands.common import Misuse
 
 if TYPE_CHECKING:
@@ -90,8 +91,8 @@ def engine_options(values: list[str]) -> dict[str, dict[str, Any]]:
             raise Misuse(f"--option {value!r} is not of the form engine.key=value.")
         adapter_class(engine)
         try:
-            options.setdefault(engine, {})[key] = yaml.safe_load(setting)
-        except yaml.YAMLError as error:
+            options.setdefault(engine, {})[key] = read_yaml(setting)
+        except YamlError as error:
             raise Misuse(f"--option {value!r}: the value is not a YAML scalar.") from error
     return options
 
@@ -162,9 +163,29 @@ def endpoints(values: list[str], key: str | None) -> list[Contender]:
             raise Misuse(
                 f"--targets {value!r}: the arena measures plain http:// only; put a proxy that ends TLS before it."
             )
+        if fault := _fault_of(url, address):
+            raise Misuse(f"--targets {value!r}: {fault}")
         base = url.rstrip("/").removesuffix("/v1")
         contenders.append(Contender(name=name, url=base, model=model or None, headers=headers))
+    if values and not contenders:
+        raise Misuse("--targets names no endpoint; give it name=http://host:port, or leave it out.")
     return contenders
+
+
+def _fault_of(url: str, address: str) -> str | None:
+    """Why nothing could be sent there, found out before anything is started or measured."""
+    try:
+        parts = urlsplit(url)
+        port, host = parts.port, (parts.hostname or "").encode("idna")
+    except (ValueError, UnicodeError):
+        port, host = 0, b""
+    if port == 0 or not re.fullmatch(rb"[\w.:%-]+", host):
+        return "that is no address; write it as http://host:port."
+    if parts.username is not None or parts.query or parts.fragment:
+        return "give only host, port and path; a key goes into --api-key-env."
+    if "@" in address and not re.fullmatch(r"[^\s@\x00-\x1f\x7f]+", address.partition("@")[2]):
+        return "what follows the @ is the name of a model, and that is none."
+    return None
 
 
 def names_in(text: str) -> list[str]:

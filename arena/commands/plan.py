@@ -196,11 +196,15 @@ def _load(
 def _trace(path: Path) -> Trace:
     from arena.load.spec import ScenarioError
     from arena.load.traces import parse_trace
+    from arena.planning.queue import LEAST_ARRIVALS
+    from arena.race.config import text_of
 
     try:
-        trace = parse_trace(path.read_text("utf-8"), path.name)
-    except (UnicodeDecodeError, ScenarioError) as error:
+        trace = parse_trace(text_of(path), path.name)
+    except ScenarioError as error:
         raise Misuse(str(error)) from error
+    if len(trace) < LEAST_ARRIVALS:
+        raise Misuse(f"{path} has {len(trace)} requests, and a plan needs at least {LEAST_ARRIVALS}; give it more.")
     for sentence in trace.words():
         typer.echo(sentence, err=True)
     return trace

@@ -26,7 +26,7 @@ MOST_BARS = 60
 def preview(
     scenario: Annotated[str, typer.Argument(help="A scenario's name, or a path to its YAML file.")],
     rate: Annotated[float | None, typer.Option(help="Requests a second; without it, the search's first rate.")] = None,
-    seed: Annotated[int, typer.Option(help="The race's seed.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The race's seed.")] = 0,
     replicate: Annotated[int, typer.Option(min=0, help="Which repeat of the rate.")] = 0,
     request: Annotated[
         int | None,

@@ -111,7 +111,7 @@ def run(
     with errors():
         if as_json and events:
             raise Misuse("--json and --events both write to stdout; --events ends with the summary, so use it alone.")
-        key = api_key(api_key_env) if api_key_env else None
+        key = api_key(api_key_env) if api_key_env is not None else None
         loaded = load(scenario, quick=quick, model=model)
         contenders = contenders_of(loaded.scenario, engines, targets or [], option or [], key)
         names = [contender.name for contender in contenders]

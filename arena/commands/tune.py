@@ -34,7 +34,8 @@ BudgetCells = Annotated[
     int | None, typer.Option("--tune-cells", min=2, help=f"Cells that each engine may spend. Default: {DEFAULT_CELLS}.")
 ]
 BudgetMinutes = Annotated[
-    float | None, typer.Option("--tune-minutes", min=0.1, help="Minutes that each engine may spend, starts included.")
+    float | None,
+    typer.Option("--tune-minutes", min=0.1, max=10_000, help="Minutes that each engine may spend, starts included."),
 ]
 
 

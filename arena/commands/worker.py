@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Annotated
@@ -40,7 +41,7 @@ def worker(
 
 def host_and_port(text: str, option: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
-    if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+    if not (colon and host and re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 65536):
         raise Misuse(f"{option} {text!r} is not of the form host:port.")
     return host, int(port)
 

@@ -18,12 +18,16 @@ def read(path: Path) -> Evidence:
     """`path` is an evidence file, or the folder of a race. Raises `EvidenceError` with a sentence."""
     file = path / NAME if path.is_dir() else path
     try:
-        return parse(file.read_bytes(), str(file))
+        with file.open("rb") as opened:
+            text = opened.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
         hint = f"`goodgate arena report {path}` writes it" if path.is_dir() else "give a race's folder or its file"
         raise EvidenceError(f"There is no {file}; {hint}.") from error
     except OSError as error:
         raise EvidenceError(f"{file} cannot be read: {error.strerror}.") from error
+    if len(text) > MAX_BYTES:
+        raise EvidenceError(f"{file} is larger than {MAX_BYTES} bytes, so it is no evidence; give a race's folder.")
+    return parse(text, str(file))
 
 
 def write(document: Mapping[str, Any], path: Path) -> None:
@@ -39,5 +43,7 @@ def write(document: Mapping[str, Any], path: Path) -> None:
     try:
         beside.write_text(text, "utf-8")
         beside.replace(path)
+    except OSError as error:
+        raise EvidenceError(f"{path} cannot be written: {error.strerror}; choose another --out.") from error
     finally:
         beside.unlink(missing_ok=True)

@@ -36,6 +36,9 @@ BLOCK_TOKENS = 512  # of Mooncake's hashes
 Ints = npt.NDArray[np.int64]
 
 _SECOND_NS = 1_000_000_000
+MAX_TOKENS = 10**9  # of one request
+MAX_SPAN_NS = 10 * 366 * 86_400 * _SECOND_NS  # from the first request to the last one
+LAST_NS = 2**63 - 1
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 
 
@@ -69,6 +72,11 @@ class Trace:
 
     def times_from(self, first: int, count: int) -> Ints:
         """Recorded times of `count` rows from row `first` on, in rounds where the trace is shorter."""
+        if (first + count) // len(self) * self.period_ns > LAST_NS - self.period_ns:
+            raise ScenarioError(
+                f"{self.name}: {count} requests would take its {len(self)} rows round for more than 290 years of its "
+                "own time; give it more rows, or rows that are nearer to each other."
+            )
         rows = first + np.arange(count)
         times: Ints = self.at_ns[rows % len(self)] + rows // len(self) * self.period_ns
         return times
@@ -87,14 +95,20 @@ def parse_trace(text: str, name: str, *, max_rows: int = 200_000) -> Trace:
     """Raises `ScenarioError` with file and line at the first row that is not of the format."""
     rows = list(islice(_rows(text.removeprefix("\ufeff"), name), max_rows))
     kept = [row for row in rows if row.prompt_tokens and row.output_tokens]
-    at_ns = np.array([row.at_ns for row in kept], dtype=np.int64)
-    if len(kept) < 2 or at_ns.min() == at_ns.max():
+    earliest, latest = (choose((row.at_ns for row in kept), default=0) for choose in (min, max))
+    if len(kept) < 2 or earliest == latest:
         raise ScenarioError(f"{name} holds no trace: it needs at least two requests at different times.")
+    if latest - earliest > MAX_SPAN_NS:
+        raise ScenarioError(
+            f"{name}: its first and last request are {(latest - earliest) / _SECOND_NS / 86_400:.0f} days apart, and "
+            f"more than {MAX_SPAN_NS // _SECOND_NS // 86_400} are no trace of traffic; is a time of it mistyped?"
+        )
+    at_ns = np.array([row.at_ns - earliest for row in kept], dtype=np.int64)
     order = np.argsort(at_ns, kind="stable")
     has_hashes = any(row.hash_ids for row in kept)
     return Trace(
         name=name,
-        at_ns=at_ns[order] - at_ns.min(),
+        at_ns=at_ns[order],
         prompt_tokens=np.array([row.prompt_tokens for row in kept], dtype=np.int64)[order],
         output_tokens=np.array([row.output_tokens for row in kept], dtype=np.int64)[order],
         hash_ids=tuple(kept[index].hash_ids for index in order) if has_hashes else None,
@@ -118,22 +132,29 @@ def _rows(text: str, name: str) -> Iterator[Row]:
 
 
 def _csv_rows(text: str, name: str, columns: list[str], read: Callable[[Mapping[str, str]], Row]) -> Iterator[Row]:
-    reader = csv.reader(text.lstrip().splitlines())
-    next(reader)
-    for cells in reader:
-        if not any(cell.strip() for cell in cells):
-            continue
+    for where, cells in islice(csv_lines(text.lstrip(), name), 1, None):
         try:
             row = read(dict(zip(columns, cells, strict=True)))
         except (ValueError, OverflowError) as error:
-            raise ScenarioError(f"{name}, line {reader.line_num}: {_why(error, cells, columns)}") from error
-        yield _checked(row, f"{name}, line {reader.line_num}")
+            raise ScenarioError(f"{where}: {_why(error, cells, columns)}") from error
+        yield _checked(row, where)
+
+
+def csv_lines(text: str, name: str) -> Iterator[tuple[str, list[str]]]:
+    """Each row of a CSV file that is not empty, and where it stands, for messages."""
+    reader = csv.reader(text.splitlines())
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                yield f"{name}, line {reader.line_num}", cells
+    except csv.Error as error:
+        raise ScenarioError(f"{name}, line {reader.line_num}: this is no row of a CSV file ({error}).") from error
 
 
 def _why(error: Exception, cells: list[str], columns: list[str]) -> str:
     if len(cells) != len(columns):
         return f"the row has {len(cells)} columns, the header {len(columns)}."
-    return f"{error}."
+    return f"{str(error)[:120].rstrip('.')}."
 
 
 def _azure(cells: Mapping[str, str]) -> Row:
@@ -166,8 +187,10 @@ def _mooncake(text: str, name: str) -> Iterator[Row]:
         where = f"{name}, line {number}"
         try:
             row = decoder.decode(line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ScenarioError(f"{where}: this is no row of a Mooncake trace ({error}).") from error
+        if min(row.hash_ids, default=0) < 0:
+            raise ScenarioError(f"{where}: a hash id is below 0.")
         blocks = -(-row.input_length // BLOCK_TOKENS)
         if row.hash_ids and len(row.hash_ids) != blocks:
             raise ScenarioError(
@@ -181,6 +204,8 @@ def _mooncake(text: str, name: str) -> Iterator[Row]:
 def _checked(row: Row, where: str) -> Row:
     if row.prompt_tokens < 0 or row.output_tokens < 0:
         raise ScenarioError(f"{where}: a number of tokens is below 0.")
+    if max(row.prompt_tokens, row.output_tokens) > MAX_TOKENS:
+        raise ScenarioError(f"{where}: no request has more than {MAX_TOKENS:,} tokens.")
     return row
 
 

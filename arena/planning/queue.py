@@ -62,7 +62,7 @@ def in_time(arrivals_s: Seconds, *, replicas: int, service_rps: float, patience_
 
 def attainment(arrivals_s: Seconds, *, replicas: int, service_rps: float, patience_s: float, periods: int = 1) -> float:
     """The share of requests in time in the worst of so many periods of equal length, as the mean of `ROUNDS`. Periods
-    with hardly any requests are passed over.
+    with hardly any requests are passed over; where all have hardly any, the whole is judged at once.
     """
     kept = np.mean(
         [
@@ -71,7 +71,8 @@ def attainment(arrivals_s: Seconds, *, replicas: int, service_rps: float, patien
         ],
         axis=0,
     )
-    return min(float(kept[part].mean()) for part in parts_of(arrivals_s, periods) if periods == 1 or is_judged(part))
+    judged = [part for part in parts_of(arrivals_s, periods) if is_judged(part)] or [slice(None)]
+    return min(float(kept[part].mean()) for part in judged)
 
 
 def parts_of(arrivals_s: Seconds, parts: int) -> list[slice]:

@@ -37,14 +37,22 @@ class LoadedScenario:
 def load_scenario(name: str, *, quick: bool, model: str | None = None) -> LoadedScenario:
     """`name` is a path to a YAML file, or the name of a scenario in configs/scenarios."""
     path = scenario_path(name)
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"{path} cannot be read: {error}.") from error
-    scenario = parse(text, source=str(path), quick=quick)
-    if model:
+    scenario = parse(text_of(path), source=str(path), quick=quick)
+    if model is not None:
         scenario = scenario.with_model(model)
     return LoadedScenario(scenario, _material(scenario, path))
+
+
+def text_of(path: Path) -> str:
+    """What a file of the user says; `ScenarioError` where it cannot be read as text."""
+    if path.is_char_device():  # /dev/zero has no end
+        raise ScenarioError(f"{path} is a device; name a file.")
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise ScenarioError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise ScenarioError(f"{path} is not text in UTF-8; unpack it, or save it as that.") from error
 
 
 def scenario_path(name: str) -> Path:
@@ -67,10 +75,9 @@ def _material(scenario: Scenario, scenario_file: Path) -> Material:
 
     def read(path: str) -> str:
         try:
-            return (scenario_file.parent / path).read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            where = scenario_file.parent / path
-            raise ScenarioError(f"A file of {scenario_file}, {where}, cannot be read: {error}.") from error
+            return text_of(scenario_file.parent / path)
+        except ScenarioError as error:
+            raise ScenarioError(f"A file of {scenario_file}: {error}") from error
 
     return gather(scenario.workload, scenario.arrivals, read)
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 import msgspec
-import yaml
 
+from adapters.yaml_text import YamlError, read_yaml
 from arena.load.spec import ScenarioError, contradiction
 from arena.race.scenario import Scenario
 
@@ -23,12 +23,9 @@ from arena.race.scenario import Scenario
 def parse(text: str, *, source: str, quick: bool = False) -> Scenario:
     """Read a scenario. `source` is what messages call it."""
     try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
-        where = f", line {place.line + 1}" if place else ""
-        problem = getattr(error, "problem", None) or "it cannot be read"
-        raise ScenarioError(f"{source}{where}: this is not valid YAML: {problem}.") from error
+        document = read_yaml(text)
+    except YamlError as error:
+        raise ScenarioError(f"{source}: {error}") from error
     if not isinstance(document, dict):
         raise ScenarioError(f"{source}: a scenario is a mapping with `name`, `model`, `workload` and `slo`.")
     overrides = document.pop("quick", None) or {}

@@ -12,10 +12,10 @@ from msgspec import Struct
 
 from adapters import registry
 from adapters.option_errors import explain, nearest
+from adapters.yaml_text import YamlError, read_yaml
 from gateway.config.checks import check
 from gateway.config.environment import SECRET, adapter_options
 from gateway.config.schema import AdapterClass, Config, ConfigError, FindAdapter, ReplicaConfig
-from gateway.config.yaml_text import read_yaml
 
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -44,6 +44,8 @@ def config_of(text: bytes, path: Path, find_adapter: FindAdapter = registry.adap
     """What the text says, decoded and checked; an error names the path."""
     try:
         return parse_config(read_yaml(text), find_adapter)
+    except YamlError as error:
+        raise ConfigError(f"{path}: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}") from error
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping
+from itertools import islice
 from typing import assert_never
 
 import numpy as np
 import numpy.typing as npt
 
 from arena.load.spec import Empirical, Fixed, Lengths, LogNormal, ScenarioError, Uniform
+from arena.load.traces import MAX_TOKENS, csv_lines
 
 Columns = Mapping[tuple[str, str], npt.NDArray[np.int64]]
 """(path, column) -> the lengths that stand there; for `Empirical`."""
@@ -35,21 +36,19 @@ def draw(lengths: Lengths, rng: np.random.Generator, columns: Columns = NO_COLUM
 
 def read_column(text: str, name: str, column: str) -> npt.NDArray[np.int64]:
     """A column of whole numbers from a CSV file with a header."""
-    reader = csv.reader(text.removeprefix("\ufeff").splitlines())
-    header = [cell.strip() for cell in next(reader, [])]
+    lines = csv_lines(text.removeprefix("\ufeff"), name)
+    header = [cell.strip() for _, cells in islice(lines, 1) for cell in cells]
     if column not in header:
         raise ScenarioError(f"{name} has no column `{column}`; it has {', '.join(header) or 'no header'}.")
     place = header.index(column)
     values = []
-    for cells in reader:
-        if not any(cell.strip() for cell in cells):
-            continue
+    for where, cells in lines:
         try:
             value = float(cells[place])
         except (ValueError, IndexError) as error:
-            raise ScenarioError(f"{name}, line {reader.line_num}: `{column}` is no number.") from error
-        if not value.is_integer() or value < 0:
-            raise ScenarioError(f"{name}, line {reader.line_num}: `{column}` is no number of tokens ({value:g}).")
+            raise ScenarioError(f"{where}: `{column}` is no number.") from error
+        if not value.is_integer() or not 0 <= value <= MAX_TOKENS:
+            raise ScenarioError(f"{where}: `{column}` is no number of tokens ({value:g}).")
         values.append(int(value))
     if not values:
         raise ScenarioError(f"{name} has no rows under its header.")

@@ -144,6 +144,16 @@ def test_a_file_that_is_no_evidence_is_not_overwritten(tmp_path: Path) -> None:
     assert notes.read_text() == "{}"
 
 
+def test_a_file_without_an_end_is_no_evidence_and_does_not_fill_the_memory() -> None:
+    with pytest.raises(EvidenceError, match="is larger than 1048576 bytes"):
+        read(Path("/dev/zero"))
+
+
+def test_a_place_that_cannot_be_written_is_named_and_not_the_file_beside_it(tmp_path: Path) -> None:
+    with pytest.raises(EvidenceError, match=rf"^{tmp_path}/none/e\.json cannot be written: No such file or directory"):
+        write(document([entry()], HOSTS), tmp_path / "none" / "e.json")
+
+
 def test_the_command_merges_folders_and_files_and_says_what_it_left_out(tmp_path: Path) -> None:
     race = tmp_path / "race"
     race.mkdir()

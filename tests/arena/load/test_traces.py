@@ -12,6 +12,7 @@ from arena.load.plan import Prompt, build_plan
 from arena.load.spec import Cache, Fixed, ScenarioError, SyntheticWorkload, TraceArrivals, TraceWorkload
 from arena.load.traces import Trace, parse_trace, timestamp_ns
 from arena.load.workload import CellKey, prompt_source
+from arena.load.workloads.lengths import read_column
 from arena.load.workloads.material import Material, gather
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces"  # beside the checkout
@@ -263,3 +264,44 @@ def test_blocks_are_shared_over_cells_only_where_the_cache_is_meant_to_be_warm()
 def test_a_trace_that_goes_round_shares_nothing_with_its_first_round() -> None:
     key = cells_that_begin_with_the_trace(1)[0]
     assert not beginnings(round_of("warm", key)) & beginnings(round_of("warm", key, lap=1))
+
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (AZURE + "2023-11-16 18:15:50,1e300,1\n", "line 2: no request has more than 1,000,000,000 tokens"),
+        (AZURE + f"2023-11-16 18:15:50,1,{10**18}\n", "line 2: no request has more than"),
+        (AZURE + f"2023-11-16 18:15:50,{'1' * 200_000},1\n", "line 2: this is no row of a CSV file"),
+        (AZURE + f"2023-11-16 18:15:50,{'x' * 5_000},1\n", "line 2: could not convert"),
+        (AZURE + "0001-01-01 00:00:00,1,1\n9999-12-31 23:59:59,1,1\n", "are no trace of traffic"),
+        (BURST + "1e12,m,4,4,8,x\n1,m,4,4,8,x\n", "are no trace of traffic"),
+        (
+            '{"timestamp": 1e300, "input_length": 1, "output_length": 1}\n' * 2,
+            "needs at least two requests at different",
+        ),
+        ('{"timestamp": 0, "input_length": 1' + "0" * 30 + ', "output_length": 1}', "no request has more than"),
+        ('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [-1]}', "a hash id is below 0"),
+        ('{"a": ' + "[" * 100_000, "this is no row of a Mooncake trace"),
+    ],
+)
+def test_numbers_that_overflow_are_told_with_their_line_and_not_traced(text: str, told: str) -> None:
+    with pytest.raises(ScenarioError, match=r"^x\.csv") as caught:
+        parse_trace(text, "x.csv")
+    assert told in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_replay_of_more_rounds_than_nanoseconds_can_count_is_refused() -> None:
+    trace = parse_trace(AZURE + "2020-01-01 00:00:00,1,1\n2023-11-16 18:15:50,1,1\n", "x.csv")
+    assert trace.times_from(0, 40)[-1] > 0
+    with pytest.raises(ScenarioError, match="290 years of its own time; give it more rows"):
+        trace.times_from(0, 1_000)
+
+
+def test_a_column_with_a_number_beyond_counting_is_refused() -> None:
+    with pytest.raises(ScenarioError, match="line 2: `n` is no number of tokens"):
+        read_column("n\n1e300\n", "x.csv", "n")

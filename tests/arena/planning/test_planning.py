@@ -263,6 +263,8 @@ def test_the_command_answers_with_engine_number_and_reasons(tmp_path: Path) -> N
         (["--rate", "1", "--needs", "wings"], "no capability 'wings'"),
         (["--rate", "1", "--called", "a=wings"], "there is no engine 'wings'"),
         (["--rate", "1", "--evidence", "none.json"], "There is no none.json"),
+        (["--trace", "TRACE"], "has 2 requests, and a plan needs at least 50"),
+        (["--trace", "/dev/zero"], "is a device; name a file"),
         (["--trace", "EVIDENCE"], "this is no row of a Mooncake trace"),
     ],
 )
@@ -275,6 +277,11 @@ def test_misuse_is_one_sentence_that_says_what_to_do(tmp_path: Path, words: list
     assert refused.exit_code == 2, refused.output
     assert refused.stderr.startswith("goodgate plan: ")
     assert sentence in refused.stderr
+
+
+def test_a_trace_too_short_for_its_tenths_is_planned_for_as_a_whole() -> None:
+    arrivals = np.arange(100, dtype=np.float64)
+    assert replicas_needed(arrivals, goodput_rps=4.0, patience_s=1.0, allowed=0.01, periods=10) == 1
 
 
 # --------------------------------------------------------------------------------------------- arrivals not seen before

@@ -1,12 +1,14 @@
 """A scenario says exactly what it means, or it is refused with a sentence that says what to change."""
 
+import gzip
+import re
 from pathlib import Path
 
 import pytest
 
 from arena.judging.ladder import SearchSettings
 from arena.load.spec import Fixed, ScenarioError, SyntheticWorkload, Uniform
-from arena.race.config import load_scenario, scenario_names
+from arena.race.config import load_scenario, scenario_names, text_of
 from arena.race.scenario import Scenario
 from arena.race.scenario_file import parse
 
@@ -61,8 +63,8 @@ def test_another_kind_of_lengths_replaces_the_old_ones_whole() -> None:
         ("low: 10, high: 20", "low: 30, high: 20", "`workload.prompt.low` is above `high` (30 > 20)."),
         ("min_rps: 0.5", "min_rps: 50", "`search.min_rps` is above `search.max_rps`."),
         ("min_rps: 0.5, max_rps: 40", "min_rps: 2.1, max_rps: 2.9", "no rung of the ladder lies between"),
-        ("name: small", "name: [", "this is not valid YAML"),
-        ("quick: {", "quick: [{", "this is not valid YAML"),
+        ("name: small", "name: [", "This is not valid YAML"),
+        ("quick: {", "quick: [{", "This is not valid YAML"),
     ],
 )
 def test_a_corrupt_scenario_is_refused_with_the_place_and_what_to_do(old: str, new: str, told: str) -> None:
@@ -140,7 +142,7 @@ def test_a_prompts_file_is_found_beside_its_scenario_and_missed_by_name(tmp_path
         ("max_rps: 40", "max_rps: .inf", "(in `search.max_rps`)"),
         ("max_rps: 40", "max_rps: 1e300", "(in `search.max_rps`)"),
         ("min_rps: 0.5", "min_rps: 1e-9", "(in `search.min_rps`)"),
-        ("min_rps: 0.5", "min_rps: 0.5, step: 1.0000001", "(in `search.step`)"),
+        ("step: 1.5", "step: 1.0000001", "(in `search.step`)"),
         ("duration_s: 2", "duration_s: .inf", "(in `cell.duration_s`)"),
         ("name: small", "name: ../../outside", "(in `name`)"),
         ("name: small", "name: ''", "(in `name`)"),
@@ -222,7 +224,7 @@ def test_what_cannot_be_meant_of_arrivals_and_workloads_is_refused(text: str, to
 
 def test_a_broken_row_of_a_trace_and_a_missing_file_are_told_before_any_engine_starts(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(with_workload("workload: {kind: trace, path: t.csv}\narrivals: {kind: trace}"))
-    with pytest.raises(ScenarioError, match=r"t\.csv, cannot be read"):
+    with pytest.raises(ScenarioError, match=r"t\.csv cannot be read"):
         load_scenario(str(tmp_path / "s.yaml"), quick=False)
     (tmp_path / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,12,oops\n")
     with pytest.raises(ScenarioError, match=r"t\.csv, line 2: could not convert"):
@@ -237,3 +239,46 @@ def test_an_answer_may_be_as_long_as_its_longest_length_or_cap() -> None:
     trace = parse(with_workload("workload: {kind: trace, path: t, max_output_tokens: 77}"), source="x")
     assert trace.longest_output == 77
     assert trace.exact_output
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("options: &all {vllm: *all}", "aliases"),
+        ("options: {vllm: {a: &a [x, x]}, tgi: {a: *a}}", "aliases"),
+        ("title: " + "[" * 20_000, "nested more than 32 levels"),
+        ("rounds: " + "9" * 5_000, "is not valid YAML"),
+        ("title: 2020-13-45", "is not valid YAML"),
+        ('title: "\\ud800"', "line 8 has a NUL or half of a surrogate pair"),
+        ('title: "a\\0b"', "line 8 has a NUL or half of a surrogate pair"),
+        ("title: !!python/object/apply:os.getcwd []", "tags"),
+        ("model: other", "The key `model` is written twice"),
+    ],
+)
+def test_yaml_that_would_end_in_a_traceback_or_fill_the_memory_is_refused_with_a_sentence(line: str, told: str) -> None:
+    with pytest.raises(ScenarioError, match=r"^small\.yaml: ") as caught:
+        parse(f"{GOOD}{line}\n", source="small.yaml")
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("packed.csv", gzip.compress(b"TIMESTAMP,ContextTokens,GeneratedTokens"), "is not text in UTF-8; unpack it"),
+        ("latin.csv", b"caf\xe9", "is not text in UTF-8"),
+        ("folder.csv", None, "Is a directory"),
+    ],
+)
+def test_a_packed_file_of_a_scenario_is_named_with_what_to_do(
+    name: str, content: bytes | None, told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(ScenarioError, match=re.escape(str(path))) as caught:
+        text_of(path)
+    assert told in str(caught.value)
+
+
+def test_a_device_without_an_end_is_not_read() -> None:
+    with pytest.raises(ScenarioError, match="is a device; name a file"):
+        text_of(Path("/dev/zero"))
