@@ -14,7 +14,6 @@ from arena.judging.client_audit import Counted, client_findings
 from arena.judging.findings import SECOND_NS, Finding, Row
 from arena.judging.notes import RunNotes
 from arena.load.arrivals import Drawn
-from arena.load.loadgen import lag_budget_ms
 from arena.race.scenario import Scenario
 from arena.records.store import Store
 
@@ -50,7 +49,7 @@ def audit_cell(store: Store, cell_id: str, scenario: Scenario) -> list[Finding]:
         warmup_ns=plan["warmup_ns"],
         horizon_ns=plan["horizon_ns"],
         poisson_arrivals=drawn is None and plan["kind"] == "poisson",
-        lag_budget_ms=lag_budget_ms(scenario.slo.ttft_ms),
+        lag_budget_ms=scenario.slo.lag_budget_ms,
         warm_cache=scenario.cache == "warm",
         exact_output=scenario.exact_output,
         repeated=store.query("SELECT count(*) AS n FROM v_repeated WHERE cell_id = ?", [cell_id])[0]["n"],
@@ -78,7 +77,7 @@ def _client_findings(store: Store, cell_id: str, scenario: Scenario) -> list[Fin
         foreign_cpu=cell["foreign_cpu"],
         max_foreign_cpu=scenario.load.max_foreign_cpu,
         loop_lags_ms=[row["lag_ms"] for row in lags],
-        lag_budget_ms=lag_budget_ms(scenario.slo.ttft_ms),
+        lag_budget_ms=scenario.slo.lag_budget_ms,
         tokens_per_s=cell["rate_rps"] * scenario.longest_output,
         calibration=notes.calibration if notes else None,
     )

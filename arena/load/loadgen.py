@@ -8,8 +8,8 @@ cell, not an exception: its spool is closed with a row for every measured reques
 that the store shows what happened. No process survives `run_cell`, not even when it is cancelled.
 
 >>> run = await run_cell(plan, Target("http://127.0.0.1:8080", "smollm2", "native"), Path("spool/cell-1.jsonl"))
->>> run.aborted, run.lag_p99_ms, lag_budget_ms(slo_ttft_ms=200)
-(None, 0.21, 2.0)
+>>> run.aborted, run.lag_p99_ms
+(None, 0.21)
 """
 
 from __future__ import annotations
@@ -105,11 +105,6 @@ class CellRun:
     wall_s: float
     foreign_cpu: float | None = None  # share of all cores that others took
     epoch_unix_ns: int | None = None  # the cell's time zero; None: its clock never started
-
-
-def lag_budget_ms(slo_ttft_ms: float) -> float:
-    """How late the client's p99 send may be before the cell says more of the client than of the engine."""
-    return max(1.0, 0.01 * slo_ttft_ms)
 
 
 async def run_cell(

@@ -45,6 +45,16 @@ class SLO(Strict, frozen=True, kw_only=True):
         """A request that is not done by then, counted from its schedule, has missed the limits for certain."""
         return (self.ttft_ms + self.tpot_ms * (max_tokens - 1)) / 1000
 
+    @property
+    def lag_budget_ms(self) -> float:
+        """How late the client's p99 send may be before a cell says more of the client than of the engine."""
+        return max(1.0, 0.01 * self.ttft_ms)
+
+    @property
+    def gap_budget_ms(self) -> float:
+        """As much of a single gap between chunks: a TPOT is the mean of many, so it is a tenth of the limit."""
+        return max(1.0, 0.1 * self.tpot_ms)
+
 
 class Cell(Strict, frozen=True, kw_only=True):
     """One measurement. Load goes on through the cool-down, so that the last measured requests do not meet an idle

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from adapters.errors import GoodgateError
 from arena.load.calibration import Budget, Calibration, CalibrationFailed, Demand, calibrate
 from arena.load.loadgen import Crew
-from arena.race.scenario import Scenario
+from arena.race.scenario import SLO, Scenario
 
 CALIBRATED_TOKENS = 32  # of each answer of a calibration: what counts is how many come in a second
 
@@ -29,10 +29,14 @@ def demand_of(scenario: Scenario) -> Demand:
     return Demand(rate_rps=scenario.search.max_rps * scenario.longest_output / tokens, tokens=tokens)
 
 
+def budget_of(slo: SLO) -> Budget:
+    """How wrong the client may be, for claims under these limits."""
+    return Budget(ttft_ms=slo.lag_budget_ms, gap_ms=slo.gap_budget_ms, lag_ms=slo.lag_budget_ms)
+
+
 async def fit_client(scenario: Scenario, *, on_try: Callable[[Demand], None] | None = None) -> Calibration:
     """Calibrate the client for this race; `ClientUnfit` where it cannot measure on this machine."""
-    slo = scenario.slo
-    budget = Budget.of(slo_ttft_ms=slo.ttft_ms, slo_tpot_ms=slo.tpot_ms)
+    budget = budget_of(scenario.slo)
     try:
         found = await calibrate(demand_of(scenario), budget, workers=scenario.load.workers, on_try=on_try)
     except CalibrationFailed as error:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from arena.commands.cli import app
 from arena.commands.contenders import merged
 from arena.records.store import Store
+from tests.arena.race.test_bakeoff import scripted
 
 SCENARIO = """
 name: scripted
@@ -38,11 +39,8 @@ def arena(*arguments: str, home: Path | None = None) -> subprocess.CompletedProc
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    command = [sys.executable, "-m", "adapters.servers.fake_server", "--ttft-ms", "30", "--itl-ms", "5"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        process.terminate()
+    with scripted("--ttft-ms", "30", "--itl-ms", "5") as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from arena.judging.client_audit import (
     loop_lag,
     tokens_counted,
 )
-from arena.load.calibration import Budget, Calibration
-from tests.arena.load.test_calibration import floor
+from arena.load.calibration import Calibration
+from tests.arena.load.test_calibration import BUDGET, floor
 
 
 def answer(usage: int | None = 64, events: int = 64, reads: int | None = None, *, known: bool = False) -> Counted:
@@ -54,8 +54,6 @@ def test_events_that_come_in_lumps_are_seen_and_short_answers_say_nothing() -> N
 
 
 def test_a_cell_above_the_calibrated_rate_is_noted() -> None:
-    known = Calibration(
-        asked_rps=75, budget=Budget.of(slo_ttft_ms=500, slo_tpot_ms=50), floors=(floor(75),)
-    )  # 2,400 tokens/s
+    known = Calibration(asked_rps=75, budget=BUDGET, floors=(floor(75),))  # 2,400 tokens/s
     assert beyond_calibration(2400, known).ok
     assert not beyond_calibration(2500, known).ok

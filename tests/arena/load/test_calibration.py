@@ -18,7 +18,7 @@ from arena.load.calibration import (
 )
 from arena.load.truth import Truth
 
-BUDGET = Budget.of(slo_ttft_ms=500, slo_tpot_ms=50)
+BUDGET = Budget(ttft_ms=5.0, gap_ms=5.0, lag_ms=5.0)
 
 
 def floor(rate_rps: float, *, ttft: float = 0.3, gap: float | None = 0.2, lag: float = 0.2) -> Floor:
@@ -26,11 +26,6 @@ def floor(rate_rps: float, *, ttft: float = 0.3, gap: float | None = 0.2, lag: f
         rate_rps=rate_rps, chunks_per_s=rate_rps * 32, requests=50, ttft_p50_ms=0.05, ttft_p99_ms=ttft,
         gap_p50_ms=0.02, gap_p99_ms=gap, lag_p99_ms=lag, cpu=0.5,
     )  # fmt: skip
-
-
-def test_a_budget_is_a_share_of_the_limit_and_at_least_a_millisecond() -> None:
-    assert (BUDGET.ttft_ms, BUDGET.gap_ms, BUDGET.lag_ms) == (5.0, 5.0, 5.0)
-    assert Budget.of(slo_ttft_ms=20, slo_tpot_ms=2) == Budget(ttft_ms=1.0, gap_ms=1.0, lag_ms=1.0)
 
 
 def test_the_floor_is_that_of_the_highest_rate_within_the_budget() -> None:

@@ -17,7 +17,7 @@ import pytest
 from arena.load import scripted_engine as scripted
 from arena.load import spool
 from arena.load.arrivals import seed_sequence
-from arena.load.loadgen import Limits, Progress, lag_budget_ms, run_cell
+from arena.load.loadgen import Limits, Progress, run_cell
 from arena.load.plan import CellPlan, PlannedRequest, Prompt, Target, build_plan, request_body
 from arena.load.scripted_engine import (
     DONE,
@@ -242,7 +242,7 @@ async def test_a_stalled_client_keeps_the_schedule_and_shows_its_lag(engine: Run
     assert 500 < max(lags) < 800
     assert sum(lag > 50 for lag in lags) >= 40
     assert fired.run.lag_p99_ms is not None
-    assert fired.run.lag_p99_ms > lag_budget_ms(slo_ttft_ms=200) == 2.0
+    assert fired.run.lag_p99_ms > 2.0
     assert max(row.loop_lag_ns for row in fired.everything if isinstance(row, HealthRow)) > 400 * MS
 
 

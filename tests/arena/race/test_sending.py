@@ -15,8 +15,9 @@ from arena.load.spec import ScenarioError
 from arena.race import sending
 from arena.race.bakeoff import race
 from arena.race.card import Contender
+from arena.race.scenario import SLO
 from arena.race.scenario_file import parse
-from arena.race.sending import crew_of, demand_of
+from arena.race.sending import budget_of, crew_of, demand_of
 from arena.records.check import check_run
 from arena.records.store import Store
 from arena.reports.report import publish
@@ -95,6 +96,11 @@ def test_workers_make_a_crew_and_a_master_waits_for_those_of_others() -> None:
     abroad = crew_of(several, ("0.0.0.0", 5557))
     assert abroad is not None
     assert (abroad.workers, abroad.starts_workers, abroad.port) == (4, False, 5557)
+
+
+def test_a_budget_is_a_share_of_the_limit_and_at_least_a_millisecond() -> None:
+    assert budget_of(SLO(ttft_ms=500, tpot_ms=50)) == Budget(ttft_ms=5.0, gap_ms=5.0, lag_ms=5.0)
+    assert budget_of(SLO(ttft_ms=20, tpot_ms=2)) == Budget(ttft_ms=1.0, gap_ms=1.0, lag_ms=1.0)
 
 
 def test_a_calibration_asks_for_as_many_tokens_a_second_as_the_race_may() -> None:

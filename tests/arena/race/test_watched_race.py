@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from arena.commands.cli import app
 from arena.load import spool
 from arena.load.spool import RequestRow
+from tests.arena.race.test_bakeoff import scripted
 
 SCENARIO = """
 name: scripted
@@ -31,11 +32,8 @@ cell: {warmup_s: 0.1, duration_s: 1.5, settle_s: 1.5}
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    command = [sys.executable, "-m", "adapters.servers.fake_server", "--ttft-ms", "30", "--itl-ms", "5"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        process.terminate()
+    with scripted("--ttft-ms", "30", "--itl-ms", "5") as url:
+        yield url
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from arena.race.recovery import settle
 from arena.records.check import check_files, check_run
 from arena.records.store import Store
 from arena.reports.report import publish
+from tests.arena.race.test_bakeoff import scripted
 from tests.arena.records.races import Speed, make_race
 
 SCENARIO = """
@@ -38,11 +39,8 @@ cell: {warmup_s: 0.1, duration_s: 0.5, settle_s: 0}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    command = [sys.executable, "-m", "adapters.servers.fake_server", "--ttft-ms", "20", "--itl-ms", "5"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        process.terminate()
+    with scripted("--ttft-ms", "20", "--itl-ms", "5") as url:
+        yield url
 
 
 @contextlib.contextmanager

@@ -24,9 +24,10 @@ from arena.judging.ranking import compare_all, rank_sets
 from arena.judging.results import EngineResult, RaceResult
 from arena.judging.search import estimate
 from arena.judging.traces import Course, Flow, Traces
-from arena.load.calibration import Budget, Calibration, Floor
+from arena.load.calibration import Calibration, Floor
 from arena.race import tuning
 from arena.race.scenario_file import parse
+from arena.race.sending import budget_of
 from arena.race.tuning import Trial, Tuning
 
 SCENARIO = parse(
@@ -44,7 +45,7 @@ WARMUP_S, WINDOW_S = 5.0, 60.0
 
 CALIBRATION = Calibration(
     asked_rps=128,
-    budget=Budget.of(slo_ttft_ms=SLO.ttft_ms, slo_tpot_ms=SLO.tpot_ms),
+    budget=budget_of(SLO),
     floors=(
         Floor(
             rate_rps=128, chunks_per_s=8192, requests=192, ttft_p50_ms=0.06, ttft_p99_ms=0.44, gap_p50_ms=0.02,
