@@ -1,6 +1,7 @@
 """Our figures beside those of other load generators, for the same engine: writes the tables of docs/outside-check.md.
 
 python scripts/outside_check.py --write docs/outside-check.md     # about fifteen minutes on two cores
+python scripts/outside_check.py --only real --engine native --tools GuideLLM     # a part of it
 
 Needs the default model (`goodgate models pull`) and vLLM (`goodgate engines install vllm`), whose `bench serve` is one
 of them. The others it installs by itself: about 6 GB. Nothing is fetched while it measures.
@@ -50,8 +51,10 @@ def main() -> None:
                 requests=options.requests,
                 say=say,
             )
-            show(options.write, "outside-scripted", "\n\n".join(scripted(tools, bench)))
-            show(options.write, "outside-real", asyncio.run(real(options.engine, tools, bench)))
+            if options.only != "real":
+                show(options.write, "outside-scripted", "\n\n".join(scripted(tools, bench)))
+            if options.only != "scripted":
+                show(options.write, "outside-real", asyncio.run(real(options.engine, tools, bench)))
     except GoodgateError as error:
         sys.exit(f"outside_check: {error.message}")
 
@@ -69,6 +72,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2, help="each tool measures so often, in alternating order")
     parser.add_argument("--requests", type=int, default=60, help="requests of one run")
     parser.add_argument("--engine", default="openvino", help="the real engine, which is started here")
+    parser.add_argument("--only", choices=["scripted", "real"], help="this one of the two parts")
     names = ",".join(tool.name for tool in TOOLS)
     parser.add_argument("--tools", help=f"only these, with commas between: {names}")
     return parser.parse_args()

@@ -169,6 +169,7 @@ def card_of(
 ) -> RaceCard:
     from arena.race.card import RaceCard
     from arena.race.config import clock_facts, git_sha, host_facts
+    from arena.race.recount import from_store
 
     now = datetime.now(UTC)
     run_id = "-".join(filter(None, (loaded.scenario.name, suffix, f"{now:%Y%m%d-%H%M%S}")))
@@ -183,6 +184,7 @@ def card_of(
         out=new_folder(out or goodgate_home() / "arena" / run_id),
         host=host_facts(),
         clock=clock_facts(),
+        open_counter=from_store(goodgate_home()),
         git_sha=git_sha(),
         command=shlex.join(["goodgate", "arena", *sys.argv[2:]]) if "arena" in sys.argv[1:2] else "",
     )

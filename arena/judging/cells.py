@@ -88,6 +88,10 @@ class CellResult:
         """Whether the engine can be judged by it: the client did its part. An unstable cell is valid, and a fail."""
         return self.status in ("ok", "unstable")
 
+    def value_of(self, check: str) -> float | None:
+        """What an audit of it found; None where it was not run."""
+        return next((finding.value for finding in self.findings if finding.check == check), None)
+
     def ttft(self, percentile: float) -> float | None:
         return stats.quantile([sample.ttft_ms for sample in self.samples], percentile)
 

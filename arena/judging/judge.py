@@ -18,6 +18,7 @@ import msgspec
 
 from arena.judging.cell_audit import audit_rows
 from arena.judging.cells import CellResult, read_cell
+from arena.judging.claims import INFLATED
 from arena.judging.controls import Control, Reading, aa_control, drift_control
 from arena.judging.differences import Paired, paired
 from arena.judging.economy import economy_of, price_of
@@ -152,7 +153,8 @@ def _compared(
             reasons[engine_id].append("It has no valid cell.")
             continue
         rows = [audit_rows(store, cell.cell_id) for cell in valid]
-        works[engine_id] = Work(cells=rows, probe=notes.probe, weights=notes.weights)
+        excesses = [share for cell in valid if (share := cell.value_of(INFLATED)) is not None]
+        works[engine_id] = Work(cells=rows, probe=notes.probe, weights=notes.weights, excesses=excesses)
     for found in disparities(works, weights=scenario.parity.weights, exact_output=scenario.exact_output):
         (reasons if found.blocks else remarks)[found.engine].append(found.words)
     if loop := scenario.load.closed:

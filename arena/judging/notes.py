@@ -23,6 +23,7 @@ class RunNotes(Struct, frozen=True, kw_only=True):
     told: tuple[str, ...] = ()  # what of the scenario's files had to be cut or left out
     energy_missing: tuple[str, ...] = ()  # of each kind of counter that could not be read, why
     searched: bool = True  # for goodput; False: the rate was given, so nothing is known of a higher one
+    uncounted: tuple[str, ...] = ()  # why texts of some models could not be counted by their tokenizers
     control: tuple[str, str] | None = None  # an engine that was entered twice, and the name of its second entry
 
 

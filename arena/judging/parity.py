@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias
 from scipy.stats import ks_2samp
 
 from arena.judging import detectors
+from arena.judging.claims import claims_disparity
 from arena.judging.findings import Disparity, Row
 
 WeightsParity: TypeAlias = Literal["same", "any"]
@@ -40,6 +41,7 @@ class Work:
     cells: Sequence[Sequence[Row]]
     probe: Mapping[str, Any] = field(default_factory=dict)  # `Found.to_dict()` of race/probe.py
     weights: Mapping[str, Any] = field(default_factory=dict)  # `Weights.told()` of adapters/launching/weights.py
+    excesses: Sequence[float] = ()  # of each cell whose texts were counted (`arena.judging.claims.excess`)
 
     @property
     def rows(self) -> list[Row]:
@@ -66,6 +68,7 @@ def disparities(
     for engine, work in works.items():
         found += [
             *_asked_prompt(engine, work),
+            *claims_disparity(engine, work.excesses),
             *detectors.fake_streaming(engine, work.rows),
             *detectors.lumps(engine, work.rows),
             *detectors.even_pace(engine, work.rows),

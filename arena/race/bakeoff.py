@@ -41,6 +41,7 @@ async def race(card: RaceCard, show: Show, course_of: Callable[[RaceCard, Store,
             _stay_alive()
         finally:
             await course.stop_engines()
+        await course.recount()
         course.write_down(is_complete=is_complete)
         result = judge_race(store)
         store.record_verdicts(verdict_rows(result), search_rows(result))

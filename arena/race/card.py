@@ -11,6 +11,7 @@ from adapters.launching.launch import EngineProcess
 from arena.load.workload import NOTHING
 from arena.load.workloads.material import Material
 from arena.race.energy import POWERCAP
+from arena.race.recount import OpenCounter
 from arena.race.scenario import Scenario
 
 
@@ -48,3 +49,4 @@ class RaceCard:
     master: tuple[str, int] | None = None  # where workers of other hosts are waited for; None: all load is sent here
     control: str | None = None  # the contender that is entered a second time, for the A/A control
     powercap: Path = POWERCAP  # where the kernel shows the energy counters of processors
+    open_counter: OpenCounter | None = None  # tokenizers of models, to count again what engines claim

@@ -31,6 +31,7 @@ from arena.race.entries import MAX_INVALID_IN_A_ROW, Entry, with_twin
 from arena.race.order import in_round
 from arena.race.planned import plan_cell, prompts_of
 from arena.race.race_record import RaceRecord
+from arena.race.recount import recount
 from arena.race.sending import fit_client
 from arena.race.show import Show
 from arena.records.store import Store
@@ -51,6 +52,7 @@ class Course:
         self.settings = card.scenario.settings
         self.show = show
         self.calibration: Calibration | None = None
+        self.uncounted: tuple[str, ...] = ()
         contenders, control = with_twin(card.contenders, card.control)
         self.entries = [Entry(contender) for contender in contenders]
         counters, energy_missing = readable_counters(card.powercap)
@@ -72,7 +74,9 @@ class Course:
 
     def write_down(self, *, is_complete: bool = False) -> None:
         """What is known of the race and its engines, for whoever reads its store now or after a kill."""
-        self._record.run(self.entries, calibration=self.calibration, is_complete=is_complete)
+        self._record.run(
+            self.entries, calibration=self.calibration, uncounted=self.uncounted, is_complete=is_complete
+        )
 
     async def calibrate_client(self) -> None:
         """Raises `ClientUnfit` where this machine's client cannot measure."""
@@ -80,6 +84,18 @@ class Course:
         self.calibration = await fit_client(self.scenario)
         self.show.client_calibrating(self.calibration.verdict.words)
         self.write_down()
+
+    async def recount(self) -> None:
+        """Count again what the engines claim, when nothing is measured any more: by the tokenizer of the scenario's model
+        where we have started the engine, else of the one that it names."""
+        if self.card.open_counter is None:
+            return
+        models = {
+            entry.name: self.scenario.model if entry.contender.process else entry.target.model
+            for entry in self.entries
+            if entry.target is not None
+        }
+        self.uncounted = await asyncio.to_thread(recount, self._record.store, models, self.card.open_counter)
 
     async def run(self) -> None:
         if loop := self.scenario.load.closed:

@@ -27,7 +27,14 @@ class RaceRecord:
     control: tuple[str, str] | None  # an engine that was entered twice, and the name of its second entry
     energy_missing: tuple[str, ...]  # of each kind of counter that could not be read, why
 
-    def run(self, entries: Sequence[Entry], *, calibration: Calibration | None, is_complete: bool) -> None:
+    def run(
+        self,
+        entries: Sequence[Entry],
+        *,
+        calibration: Calibration | None,
+        uncounted: tuple[str, ...],
+        is_complete: bool,
+    ) -> None:
         """Once at the start, as interrupted, so that a killed race leaves a store that says so, and at its end."""
         card = self.card
         notes = RunNotes(
@@ -42,6 +49,7 @@ class RaceRecord:
             energy_missing=self.energy_missing,
             searched=self.searched,
             control=self.control,
+            uncounted=uncounted,
         )
         self.store.record_run(
             RunRecord(

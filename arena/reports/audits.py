@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from arena.judging.audit import Finding
 from arena.judging.cells import CellResult
+from arena.judging.claims import INFLATED, UNCLAIMED
 from arena.judging.results import EngineResult, RaceResult
 from arena.judging.stats import Verdict, holds
 from arena.reports.document import Block, Cell, Fold, Paragraph, Section, Table, Text
@@ -30,6 +31,8 @@ CHECK_NAMES = {
     "foreign_cpu_share": "processor taken by others",
     "loop_lag_p99_ms": "client's event loop on time (p99, ms)",
     "tokens_counted_percent": "tokens told beyond tokens counted (%)",
+    INFLATED: "tokens claimed beyond the text, by the model's tokenizer (share)",
+    UNCLAIMED: "tokens of the text beyond those claimed (share)",
     "events_per_read": "events in one read",
     "beyond_calibration": "tokens/s the client was calibrated for",
     "prompt_length_excess": "prompt tokens counted beyond those asked",
@@ -44,7 +47,7 @@ CHECK_NAMES = {
 def audits_section(result: RaceResult) -> Section:
     cells = [cell for _, cell in _in_order(result)]
     findings = [finding for cell in cells for finding in cell.findings]
-    blocks: list[Block] = [_tally(cells, len(findings)), *_client(result), *_stopped(result)]
+    blocks: list[Block] = [_tally(cells, len(findings)), *_uncounted(result), *_client(result), *_stopped(result)]
     if findings:
         blocks.append(_by_check(findings))
         blocks.append(Fold("Every audit of every cell, the failed ones first", (_every_audit(result),)))
@@ -66,6 +69,18 @@ def _tally(cells: Sequence[CellResult], audits: int) -> Paragraph:
     if unstable:
         words.append(f"With a growing backlog, which counts against the engine: {unstable}.")
     return Paragraph(" ".join(words), "warn" if lost else "good")
+
+
+def _uncounted(result: RaceResult) -> Iterator[Paragraph]:
+    """Whose token counts nobody has checked."""
+    names = [
+        engine.name
+        for engine in result.engines
+        if any(cell.is_valid for cell in engine.cells) and all(cell.value_of(INFLATED) is None for cell in engine.cells)
+    ]
+    if names:
+        words = f"Token counts that no tokenizer has checked, and that are the engine's own word: {', '.join(names)}."
+        yield Paragraph(" ".join([words, *result.notes.uncounted]), "soft")
 
 
 def _client(result: RaceResult) -> Iterator[Block]:

@@ -9,11 +9,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from adapters.errors import GoodgateError
 from adapters.models import model_store
+from adapters.models.model_files import token_counter
 from adapters.models.model_store import ModelMissing, ModelStore, ModelStoreError, PackagedModel
-from tests.native_engine.tiny_llama import write_tiny_llama
+from tests.native_engine.tiny_llama import write_tiny_chat_llama, write_tiny_llama
 
 
 @pytest.fixture
@@ -224,3 +226,21 @@ def test_a_home_that_cannot_be_used_is_one_sentence(tmp_path: Path, hf_folder: P
     result = goodgate(home, "import", str(hf_folder), "--name", "tiny")
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert "GOODGATE_HOME" in result.stderr
+
+
+def test_texts_are_counted_as_the_models_own_tokenizer_cuts_them_in_a_folder(tmp_path: Path) -> None:
+    folder = write_tiny_chat_llama(tmp_path / "hf")
+    count = token_counter(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in ("", "Hello there", "字 😀 é", " a  b\n"):
+        assert count(text) == len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_told_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelStoreError, match=r"tokenizer of .* cannot be read"):
+        token_counter(tmp_path)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(ModelStoreError, match=r"tokenizer of .* cannot be read"):
+        token_counter(file)
