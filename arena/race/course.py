@@ -74,9 +74,7 @@ class Course:
 
     def write_down(self, *, is_complete: bool = False) -> None:
         """What is known of the race and its engines, for whoever reads its store now or after a kill."""
-        self._record.run(
-            self.entries, calibration=self.calibration, uncounted=self.uncounted, is_complete=is_complete
-        )
+        self._record.run(self.entries, calibration=self.calibration, uncounted=self.uncounted, is_complete=is_complete)
 
     async def calibrate_client(self) -> None:
         """Raises `ClientUnfit` where this machine's client cannot measure."""
@@ -86,8 +84,9 @@ class Course:
         self.write_down()
 
     async def recount(self) -> None:
-        """Count again what the engines claim, when nothing is measured any more: by the tokenizer of the scenario's model
-        where we have started the engine, else of the one that it names."""
+        """Count again what the engines claim, when nothing is measured any more: with the tokenizer of the scenario's
+        model where we have started the engine, else of the model that it names.
+        """
         if self.card.open_counter is None:
             return
         models = {

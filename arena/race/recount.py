@@ -10,6 +10,7 @@ counted, and the report says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -58,4 +59,4 @@ def _recount(store: Store, engine_id: str, count: Counter) -> None:
 
 def from_store(home: Path) -> OpenCounter:
     """Tokenizers of the models in the model store below `home`."""
-    return lambda model: token_counter(ModelStore(home).get(model).path)
+    return cache(lambda model: token_counter(ModelStore(home).get(model).path))
