@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct
 
 from adapters.errors import EngineUnavailable
-from adapters.models.model_files import ModelStoreError, check_model, export_hf
+from adapters.models.model_files import ModelStoreError, check_model, export_hf, token_counter
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 MANIFEST = "manifest.json"
@@ -208,6 +208,10 @@ class ModelStore:
         if not export.is_dir():
             self.export_hf(name, export)
         return export
+
+    def token_counter(self, name: str) -> Callable[[str], int]:
+        """Counts the tokens of a text by the model's own tokenizer; without a special token around it."""
+        return token_counter(self.get(name).path)
 
     def _manifest(self, name: str) -> Manifest:
         check_name(name)

@@ -30,11 +30,13 @@ class Claim:
 
 
 def excess(claims: Sequence[Claim]) -> float | None:
-    """What is claimed beyond what the texts hold, over the larger of the two: 0.5 for twice as many, -0.5 for half.
-    None where there is nothing.
+    """What is claimed beyond what the texts hold, over the larger of the two: about 0.5 for twice as many, -0.5 for
+    half. A token an answer is let be: the one that ended it, which is no text. None where there is nothing.
     """
     claimed, held = sum(claim.claimed for claim in claims), sum(claim.held for claim in claims)
-    return (claimed - held) / max(claimed, held) if claimed or held else None
+    if not claimed and not held:
+        return None
+    return (max(held, claimed - len(claims)) - held if claimed > held else claimed - held) / max(claimed, held)
 
 
 def claim_findings(claims: Sequence[Claim]) -> list[Finding]:

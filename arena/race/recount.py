@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from adapters.errors import GoodgateError
-from adapters.models.model_files import token_counter
 from adapters.models.model_store import ModelStore
 from arena.judging.claims import Claim, claim_findings
 from arena.load.spool import TOOL_CALL
@@ -59,4 +58,4 @@ def _recount(store: Store, engine_id: str, count: Counter) -> None:
 
 def from_store(home: Path) -> OpenCounter:
     """Tokenizers of the models in the model store below `home`."""
-    return cache(lambda model: token_counter(ModelStore(home).get(model).path))
+    return cache(ModelStore(home).token_counter)
