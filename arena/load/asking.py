@@ -22,6 +22,8 @@ from adapters.wire.unreachable import why_unreachable
 from arena.load.answer_reader import MAX_MESSAGE_CHARS, Answer, AnswerReader
 from arena.load.spool import TOOL_CALL
 
+MOST_BYTES_OF_MODELS = 8 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -95,7 +97,7 @@ async def model_names(client: aiohttp.ClientSession, url: str) -> list[str]:
     """The models that the engine at `url` lists. Raises an `EngineError` where it has no such list."""
     try:
         async with client.get(url + "/v1/models") as response:
-            body = await response.read()
+            body = await whole(response, MOST_BYTES_OF_MODELS)
             if response.status >= 400:
                 raise EngineUnavailable(f"{url}/v1/models answered HTTP {response.status}: {start_of(body)}")
             return [str(entry["id"]) for entry in msgspec.json.decode(body)["data"]]
@@ -105,6 +107,16 @@ async def model_names(client: aiohttp.ClientSession, url: str) -> list[str]:
         raise EngineProtocolError(
             f"{url}/v1/models is not an OpenAI list of models; name it with {url}@MODEL."
         ) from error
+
+
+async def whole(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """A body that is no stream. `EngineProtocolError` as soon as it is longer than `most` bytes: it may have no end."""
+    body = bytearray()
+    async for data in response.content.iter_any():
+        body += data
+        if len(body) > most:
+            raise EngineProtocolError(f"{response.url} answered with more than {most} bytes.")
+    return bytes(body)
 
 
 def start_of(body: bytes) -> str:

@@ -21,12 +21,15 @@ from typing import NamedTuple
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from adapters.errors import EngineProtocolError
+from arena.load.asking import whole
 from arena.load.plan import Target
 from arena.load.spool import MetricRow
 
 EVERY_S = 1.0
 TIMEOUT_S = 2.0
 PATH = "/metrics"
+MOST_BYTES = 16 << 20  # a page of vLLM's has some 100 KiB
 
 
 class Page(NamedTuple):
@@ -76,8 +79,8 @@ async def _watch(target: Target, pages: list[Page], every_s: float) -> None:
 async def _ask(client: aiohttp.ClientSession, url: str) -> list[str] | None:
     try:
         async with client.get(url) as response:
-            text = await response.text() if response.status == 200 else None
-    except (aiohttp.ClientError, TimeoutError, OSError, UnicodeDecodeError):
+            text = (await whole(response, MOST_BYTES)).decode("utf-8") if response.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, OSError, UnicodeDecodeError, EngineProtocolError):
         return None
     if text is None or response.content_type == "application/json":
         return None

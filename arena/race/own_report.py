@@ -12,6 +12,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from adapters.errors import EngineProtocolError
+from arena.load.asking import whole
+
 ROUTES = ("/version", "/props", "/server_info")
 MOST_BYTES = 256 << 10
 MOST_TEXT = 200
@@ -25,11 +28,10 @@ async def own_report(client: aiohttp.ClientSession, url: str) -> dict[str, Any]:
     for route in ROUTES:
         try:
             async with client.get(url + route, allow_redirects=False) as response:
-                body = await response.content.read(MOST_BYTES + 1)
-                if response.status != 200 or len(body) > MOST_BYTES:
+                if response.status != 200:
                     continue
-                report = msgspec.json.decode(body)
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
+                report = msgspec.json.decode(await whole(response, MOST_BYTES))
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, EngineProtocolError):
             continue  # no such route, or none that speaks JSON: it is an offer, not a duty
         if isinstance(report, dict):
             told[route] = without_secrets(report)

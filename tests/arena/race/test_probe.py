@@ -3,16 +3,19 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 
 from adapters.errors import EngineError, EngineFailed, EngineProtocolError, EngineUnavailable
 from adapters.launching.launch import free_port
+from arena.load.asking import model_names
 from arena.load.plan import Prompt, Target
+from arena.race.engine_metrics import watched
+from arena.race.own_report import own_report
 from arena.race.probe import PROBE_TOKENS, Capabilities, is_alive, probe, warm_up
 
 PROMPT = Prompt("p", {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}, 8)
@@ -282,6 +285,65 @@ async def test_what_is_no_engine_is_told_in_its_own_words(status: int, body: str
     finally:
         await runner.cleanup()
     assert told in caught.value.message
+
+
+@pytest.mark.parametrize("route", ["/v1/models", "/version", "/metrics"])
+async def test_an_answer_without_an_end_does_not_fill_the_memory(route: str) -> None:
+    sent = 0
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            while sent < 64 << 20:
+                await response.write(b" " * (1 << 20))
+                sent += 1 << 20
+        return response
+
+    app = web.Application()
+    app.add_routes([web.get(route, endless)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    url = f"http://127.0.0.1:{port}"
+    try:
+        async with ClientSession() as client:
+            if route == "/version":
+                assert await own_report(client, url) == {}
+            elif route == "/metrics":
+                async with watched(Target(url, "m", "x"), every_s=60) as pages:
+                    await asyncio.sleep(1)
+                assert pages == []
+            else:
+                with pytest.raises(EngineProtocolError, match="answered with more than 8388608 bytes"):
+                    await model_names(client, url)
+    finally:
+        await runner.cleanup()
+    assert 0 < sent < 64 << 20
+
+
+async def test_a_report_that_comes_in_pieces_is_read_whole() -> None:
+    async def slow(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in (b'{"version": ', b'"1.2"}'):
+            await response.write(piece)
+            await asyncio.sleep(0.05)
+        return response
+
+    app = web.Application()
+    app.add_routes([web.get("/version", slow)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        async with ClientSession() as client:
+            assert await own_report(client, f"http://127.0.0.1:{port}") == {"/version": {"version": "1.2"}}
+    finally:
+        await runner.cleanup()
 
 
 async def test_an_answer_that_just_stops_is_told_before_the_race_and_not_counted_in_a_burst() -> None:
