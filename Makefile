@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 QUICK ?=
+JOBS ?= 1
 
 .PHONY: demo cloud older-duckdb test check lint types format live matrix serve bakeoff bench-gateway setup clean help
 
@@ -13,8 +14,18 @@ help:  ## list the targets
 demo: $(VENV)/.installed  ## chat with a real model, then race real engines and print the ranking (some minutes on a new machine)
 	@$(BIN)/python scripts/demo.py
 
-test: $(VENV)/.installed-dev  ## all tests
+# With JOBS=2 what measures no time runs in two processes, then the rest (tests/conftest.py lists it) by itself.
+test: $(VENV)/.installed-dev  ## all tests; JOBS=2 runs two at a time where no time is measured, PYTEST_ARGS chooses some
+ifneq ($(PYTEST_ARGS)$(filter 1,$(JOBS)),)
 	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+else
+	@echo "part 1 of 2: $(JOBS) at a time, what measures no time"; \
+	$(BIN)/python -m pytest -q -m 'not alone' -n $(JOBS) --dist loadscope; first=$$?; \
+	echo "part 2 of 2: one after another, what measures time or computes with every core"; \
+	$(BIN)/python -m pytest -q -m alone; second=$$?; \
+	if [ $$first = 0 ] && [ $$second = 0 ]; then echo "tests: both parts passed"; \
+	else echo "tests: FAILED (exit status of part 1: $$first, of part 2: $$second)"; exit 1; fi
+endif
 
 check: lint types test  ## lint + types + tests
 

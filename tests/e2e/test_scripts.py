@@ -3,14 +3,67 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.conftest import ALONE
+
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Made:
+    """What came of a `make test`, and the words that each pytest was given."""
+
+    status: int
+    said: str
+    runs: list[list[str]]
+
+
+def make_test(folder: Path, *words: str, fails: str = "never") -> Made:
+    """`make test` in an environment whose Python notes what it is asked for, and fails where `fails` is among it."""
+    python, log = folder / "bin" / "python", folder / "log"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\necho "$@" >> {log}\ncase " $* " in *" {fails} "*) exit 1;; esac\n')
+    python.chmod(0o755)
+    for name in (".installed", ".installed-dev"):  # newer than what they are made from: nothing is set up
+        (folder / name).touch()
+    clean = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "JOBS", "PYTEST_ARGS"}}
+    done = subprocess.run(
+        ["make", "test", f"VENV={folder}", *words], cwd=ROOT, env=clean, capture_output=True, text=True, check=False
+    )
+    return Made(done.returncode, done.stdout + done.stderr, [line.split() for line in log.read_text().splitlines()])
+
+
+ALL, SOME = ["-m", "pytest", "-q"], ["-m", "pytest", "-q", "tests/x", "-k", "y"]
+
+
+def test_all_tests_run_in_one_go_and_chosen_ones_too(tmp_path: Path) -> None:
+    for number, (words, run) in enumerate([((), ALL), (("PYTEST_ARGS=tests/x -k y", "JOBS=2"), SOME)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert make_test(folder, *words).runs == [run]
+
+
+@pytest.mark.parametrize("fails", ["never", "not alone", "-m alone"])
+def test_in_two_parts_every_test_runs_once_and_either_part_can_fail_the_whole(tmp_path: Path, fails: str) -> None:
+    made = make_test(tmp_path, "JOBS=3", fails=fails)
+    together = [*ALL, "-m", "not", "alone", "-n", "3", "--dist", "loadscope"]
+    assert made.runs == [together, [*ALL, "-m", "alone"]]
+    assert (made.status == 0) == ("both parts passed" in made.said) == (fails == "never"), made.said
+
+
+def test_what_is_to_run_alone_is_marked_and_nothing_else(request: pytest.FixtureRequest) -> None:
+    for item in request.session.items:
+        name = item.path.relative_to(ROOT / "tests")
+        is_listed = any(name.is_relative_to(each) for each in ALONE)
+        assert (item.get_closest_marker("alone") is not None) == is_listed, item.nodeid
 
 
 @pytest.fixture
