@@ -19,7 +19,15 @@ from hypothesis import strategies as st
 from adapters.fake import Adapter as FakeAdapter
 from adapters.types import Chunk, CompletionRequest, Usage, decode_chat
 from gateway.records import prefixes
-from gateway.records.fingerprints import MAX_CHARS, MIN_LOST_CHARS, Fingerprint, compared, fingerprint, lost_reuse
+from gateway.records.fingerprints import (
+    MAX_CHARS,
+    MIN_LOST_CHARS,
+    MIN_PROMPTS,
+    Fingerprint,
+    compared,
+    fingerprint,
+    lost_reuse,
+)
 from gateway.records.prefixes import MAX_PAIRS, RING, PrefixWatch, Report, head_of
 from gateway.records.trace import Trace
 from gateway.tenants.keys import KeyStore, NewKey
@@ -276,13 +284,13 @@ async def test_the_native_engine_reuses_nothing_behind_a_varying_head_and_most_o
     if DEFAULT_MODEL not in [each.name for each in store.list()]:
         store.pull(DEFAULT_MODEL)
     options = {"model": DEFAULT_MODEL, "kv_cache_mib": 64}
-    rates = []
+    rates, rules = [], RULES[: int(1.4 * MIN_LOST_CHARS)]  # hardly more than advice is given for: it is all computed
     for varies_first in (True, False):
         gateway = await start(model({"engine": "native", "options": options}), is_ready=False)
         await until(lambda gateway=gateway: gateway.fleet.replicas[0].is_ready, timeout_s=60)  # type: ignore[misc]
-        for number in range(4):
+        for number in range(MIN_PROMPTS):
             stamp = f"It is 12:0{number}. "
-            content = stamp + RULES[:2000] if varies_first else RULES[:2000] + stamp
+            content = stamp + rules if varies_first else rules + stamp
             messages = [{"role": "system", "content": content}, {"role": "user", "content": "Hi"}]
             assert (await gateway.chat(messages=messages, max_tokens=1))[0] == 200
         _, body = await gateway.get("/admin/prefixes")
