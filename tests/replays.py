@@ -2,13 +2,15 @@
 
     @pytest.mark.replay("G06")                         # one number or several: W.. of tests/wire_faults.py,
     async def test_what_one_sees(...) -> None: ...     # G.., A.. of tests/reported.py, F.., S.. of fault_matrix.py,
-                                                       # R.. of tests/arena/faults.py
+                                                       # R.. of tests/arena/faults.py,
+                                                       # E.. of tests/native_engine/faults.py
 
 A new mark changes its page. Take the fault's `open` away, if this is its first test, and write the page again:
 
     python -m tests.wire_faults > docs/wire-faults.md
     python -m tests.arena.faults > docs/arena-faults.md
     python -m tests.reliability > docs/reliability.md
+    python -m tests.native_engine.faults > docs/engine-faults.md
 """
 
 from __future__ import annotations

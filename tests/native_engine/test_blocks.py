@@ -38,6 +38,7 @@ def compute(pool: BlockPool, token_ids: Sequence[int], keys: Sequence[CacheKey] 
 # ---- references
 
 
+@pytest.mark.replay("E25")
 def test_a_block_freed_by_two_paths_is_reported_and_not_handed_out_twice() -> None:
     pool = BlockPool(4, 4)
     table = pool.allocate(2)
@@ -46,6 +47,7 @@ def test_a_block_freed_by_two_paths_is_reported_and_not_handed_out_twice() -> No
         pool.free(table)
 
 
+@pytest.mark.replay("E27")
 def test_too_large_a_wish_takes_nothing() -> None:
     """A request that fails must not keep the half it got: neither fresh blocks nor references to cached ones."""
     pool = BlockPool(4, 4)
@@ -89,6 +91,7 @@ def test_a_pool_without_blocks_is_refused() -> None:
 # ---- the prefix cache
 
 
+@pytest.mark.replay("E11")
 def test_a_lookup_changes_nothing() -> None:
     """Looking for a prefix must not touch references, nor the order of eviction."""
     pool = BlockPool(2, 4)
@@ -139,6 +142,7 @@ def test_eviction_leaves_owned_blocks_alone() -> None:
     assert pool.match_prefix(chain_of(range(8)), range(8)) == owned
 
 
+@pytest.mark.replay("E17", "E18")
 def test_a_recycled_block_takes_its_old_hash_with_it() -> None:
     """Its new contents must neither be found under the old hash nor be refused a new one."""
     pool = BlockPool(1, 4)
@@ -227,11 +231,13 @@ def test_a_block_is_known_by_all_that_comes_before_it() -> None:
     assert chain_of([1, 2, 3, 4, 9, 9, 9, 9])[1] != chain_of([5, 6, 7, 8, 9, 9, 9, 9])[1]
 
 
+@pytest.mark.replay("E21")
 @pytest.mark.replay("A47")
 def test_tokens_that_a_rolling_hash_confuses_are_told_apart() -> None:
     assert chain_of([100, 200, 5, 6]) != chain_of([131, 199, 5, 6])
 
 
+@pytest.mark.replay("E20")
 @pytest.mark.replay("A46")
 def test_a_salt_equal_to_another_kind_of_key_does_not_open_its_cache() -> None:
     keys = [
@@ -251,6 +257,7 @@ def test_a_salt_that_is_no_valid_text_still_has_a_hash() -> None:
     assert chain_root([CacheKey("salt", "\ud800")]) != chain_root([CacheKey("salt", "?")])
 
 
+@pytest.mark.replay("E22")
 def test_every_process_computes_the_same_hashes() -> None:
     """The first link is a constant of ours, not the interpreter's hash of None; and no process adds chance."""
     script = (

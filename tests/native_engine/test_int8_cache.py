@@ -75,6 +75,7 @@ def test_kernels_write_the_bytes_and_scales_of_the_reference_and_attend_alike(
     torch.testing.assert_close(result, expected, **tolerance)
 
 
+@pytest.mark.replay("E35")
 def test_an_int8_cache_is_what_attention_without_rounding_would_give_within_four_percent(kernel_cache: Path) -> None:
     """Read without its scales, or with another token's, the result would be of another size. Measured: 2.7 %, with a
     key in every head that is twenty times as large as the others."""
@@ -105,6 +106,7 @@ def test_smollm2_needs_11880_bytes_a_token_instead_of_23040() -> None:
     assert capacity.bytes_per_token(config, "bfloat16", "int8") == 11_880
 
 
+@pytest.mark.replay("E35")
 def test_copies_take_the_scales_along() -> None:
     cache, host = (KVCache.allocate(tiny_config(), 4, 16, torch.int8) for _ in range(2))
     for tensor in cache.tensors:

@@ -58,6 +58,7 @@ def test_what_a_waiting_request_kept_is_not_computed_again() -> None:
     assert bench.engine.stats().lost_tokens < 8 + 5  # all that it had computed when it was preempted
 
 
+@pytest.mark.replay("E06")
 def test_a_request_that_shares_all_its_blocks_is_not_preempted_for_nothing() -> None:
     """Its blocks would stay where they are, because an older one reads them."""
     bench = Bench(num_blocks=6, max_num_batched_tokens=64, max_num_seqs=3)
@@ -72,6 +73,7 @@ def test_a_request_that_shares_all_its_blocks_is_not_preempted_for_nothing() -> 
     assert bench.outputs["other"] == generates(prompt(3, 5), 9)
 
 
+@pytest.mark.replay("E05")
 def test_waiting_requests_that_hold_all_the_memory_do_not_stop_the_oldest() -> None:
     """Several have to wait one after another, each with most of its blocks; the head of the line takes its own."""
     bench = Bench(num_blocks=12, max_num_batched_tokens=64, max_num_seqs=6, caching=False)
@@ -153,6 +155,7 @@ def test_blocks_behind_the_window_are_given_back_and_the_text_is_the_same() -> N
     assert most == 3  # ceil(6 / 4) + 1
 
 
+@pytest.mark.replay("E12")
 def test_a_prompt_longer_than_the_pool_is_admitted_where_its_window_fits() -> None:
     """Charged at its full length it would wait for ever."""
     bench = Bench(num_blocks=6, window=6, max_num_batched_tokens=8, max_model_len=500)
@@ -169,6 +172,7 @@ def test_a_window_that_does_not_fit_the_pool_limits_the_prompt_to_the_pool() -> 
         bench.add("long", prompt(100))
 
 
+@pytest.mark.replay("E29")
 def test_blocks_behind_the_window_stay_until_the_step_that_reads_them_has_ended() -> None:
     """The step in flight was planned with them."""
     bench = Bench(num_blocks=32, window=6, caching=False)

@@ -16,6 +16,7 @@ from native_engine.blocks import BlockPool
 from native_engine.config import SchedulerConfig
 from native_engine.engine import Choice
 from native_engine.errors import InvalidParams, InvariantBroken, PromptTooLong, StepFailed
+from native_engine.memory import NO_BLOCK
 from native_engine.sampling_params import SamplingParams
 from native_engine.scheduler import Scheduler
 from native_engine.sequence import Sequence, Status
@@ -25,6 +26,7 @@ from tests.native_engine.paged_twin import EOS, VOCAB_SIZE, Bench, expected_outp
 # ---- admission and liveness
 
 
+@pytest.mark.replay("E01", "E02")
 def test_a_prompt_larger_than_the_pool_is_refused_at_once_and_later_requests_run() -> None:
     """It would fit the model's context, so waiting for room would block everybody behind it for ever."""
     bench = Bench(num_blocks=4, block_size=4, max_model_len=1000)
@@ -36,6 +38,7 @@ def test_a_prompt_larger_than_the_pool_is_refused_at_once_and_later_requests_run
     assert len(bench.answer("largest", prompt(15))) == 1
 
 
+@pytest.mark.replay("E03")
 def test_a_prompt_longer_than_the_context_is_refused_with_both_lengths() -> None:
     bench = Bench(num_blocks=100, max_model_len=20)
     with pytest.raises(PromptTooLong, match="20 tokens, but the context of 20 leaves room for at most 19"):
@@ -43,6 +46,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_lengths() -> None
     assert not bench.engine.has_work
 
 
+@pytest.mark.replay("E05")
 def test_an_idle_pool_serves_the_head_of_the_line_in_the_next_step() -> None:
     """Also when every free block still holds somebody's prefix, also for the largest prompt that is accepted."""
     bench = Bench(num_blocks=4, max_num_batched_tokens=64)
@@ -128,6 +132,7 @@ def test_no_more_sequences_run_than_there_are_seats() -> None:
     assert bench.outputs == {str(index): generates(prompt(2, index)) for index in range(7)}
 
 
+@pytest.mark.replay("E26")
 def test_books_balance_in_the_middle_of_a_prompt_and_its_third_chunk_arrives() -> None:
     bench = Bench(num_blocks=16, max_num_batched_tokens=8)
     bench.add("a", prompt(24))
@@ -157,6 +162,7 @@ def test_many_decodes_go_first_even_where_a_prompt_before_them_could_fill_the_st
 # ---- preemption
 
 
+@pytest.mark.replay("E10")
 def test_when_memory_runs_out_every_generation_still_finishes() -> None:
     """The smallest case: two requests whose prompts fit, and whose answers do not."""
     bench = Bench(num_blocks=7, block_size=16, max_num_batched_tokens=64)
@@ -167,6 +173,7 @@ def test_when_memory_runs_out_every_generation_still_finishes() -> None:
     assert bench.outputs == {"a": generates(prompt(34, 1), 35), "b": generates(prompt(34, 2), 35)}
 
 
+@pytest.mark.replay("E06")
 def test_only_as_many_are_preempted_as_the_need_asks_for() -> None:
     preemptions_per_step = []
     bench = Bench(num_blocks=9, block_size=4, max_num_batched_tokens=64)
@@ -178,6 +185,7 @@ def test_only_as_many_are_preempted_as_the_need_asks_for() -> None:
     assert all(bench.outputs[str(index)] == generates(prompt(5, index), 20) for index in range(3))
 
 
+@pytest.mark.replay("E08")
 def test_a_preempted_request_keeps_its_place_in_the_line() -> None:
     """Later requests wait in front of a full pool; victims come back before them, and in their old order."""
     scheduler = Scheduler(
@@ -209,6 +217,7 @@ def test_a_preempted_request_keeps_its_place_in_the_line() -> None:
     assert not scheduler.has_work
 
 
+@pytest.mark.replay("E04")
 def test_a_resumed_request_is_admitted_only_when_all_of_it_fits() -> None:
     """Else it takes blocks for a first chunk, is preempted for want of the second, and so on for ever."""
     bench = Bench(num_blocks=8, block_size=4, max_num_batched_tokens=8, caching=False)
@@ -245,6 +254,7 @@ def test_an_admission_is_not_undone_by_the_next_decode() -> None:
     assert bench.engine.stats().num_preemptions == 0
 
 
+@pytest.mark.replay("E09")
 def test_mixed_lengths_are_never_preempted_while_memory_is_free() -> None:
     bench = Bench(num_blocks=64, max_num_seqs=6, max_num_batched_tokens=8)
     for index, length in enumerate([1, 40, 3, 25, 2, 12, 31, 1]):
@@ -261,9 +271,28 @@ def test_an_answer_that_fills_the_whole_pool_ends_with_length_instead_of_stallin
     assert bench.finish_reasons["endless"] == "length"
 
 
+@pytest.mark.replay("E07")
+def test_a_victim_is_not_computed_in_the_step_that_preempts_it_and_costs_it_no_budget() -> None:
+    """The twin refuses a plan that holds its own victim."""
+    bench = Bench(num_blocks=7, block_size=4, max_num_batched_tokens=8)
+    seen: list[int] = []
+
+    def watch(plan: StepPlan) -> None:
+        if plan.preempted:
+            assert not {id(victim) for victim in plan.preempted} & {id(chunk.sequence) for chunk in plan.chunks}
+            seen.append(plan.num_tokens)
+
+    bench.twin.before_answer = watch
+    for name, seed in (("a", 1), ("b", 2)):
+        bench.add(name, prompt(8, seed), max_tokens=16)
+    bench.run()
+    assert set(seen) == {1}  # the other's token, and nothing in the victim's name
+
+
 # ---- prefix cache
 
 
+@pytest.mark.replay("E15", "E16")
 def test_a_prompt_that_is_wholly_cached_still_computes_its_last_token() -> None:
     """A multiple of the block size: nothing left to compute would mean no logits, and a step of zero rows."""
     bench = Bench(num_blocks=16)
@@ -273,6 +302,7 @@ def test_a_prompt_that_is_wholly_cached_still_computes_its_last_token() -> None:
     assert ("second", 8, 4, True) in bench.twin.plans[-8]
 
 
+@pytest.mark.replay("E17")
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9])
 def test_lengths_around_the_block_size_answer_the_same_cached_and_not(length: int) -> None:
     bench = Bench(num_blocks=16)
@@ -280,6 +310,7 @@ def test_lengths_around_the_block_size_answer_the_same_cached_and_not(length: in
         assert bench.answer(f"attempt {attempt}", prompt(length)) == generates(prompt(length))
 
 
+@pytest.mark.replay("E16")
 def test_a_full_hit_does_not_break_the_chain_for_what_follows() -> None:
     """What is computed after a full hit can be hit in turn."""
     bench = Bench(num_blocks=32)
@@ -296,6 +327,7 @@ def test_answers_are_cached_as_well_as_prompts() -> None:
     assert bench.cached["follow-up"] == 12  # the answer's last token was sampled, but never computed
 
 
+@pytest.mark.replay("E13")
 def test_a_match_is_not_carried_over_from_an_attempt_that_failed() -> None:
     """The head finds a prefix, does not fit, waits; meanwhile the prefix is evicted. Only what is there now counts."""
     bench = Bench(num_blocks=10, max_num_batched_tokens=64)
@@ -308,6 +340,7 @@ def test_a_match_is_not_carried_over_from_an_attempt_that_failed() -> None:
     assert bench.outputs["head"] == generates([*prompt(12, 1), *prompt(14, 3)])
 
 
+@pytest.mark.replay("E14")
 def test_a_resumed_request_finds_cached_blocks_behind_its_own_and_is_sized_after_that() -> None:
     """Both generate the same text, so what the second has to give back is in the first one's blocks."""
     bench = Bench(num_blocks=8, block_size=4, max_num_batched_tokens=64)
@@ -321,6 +354,7 @@ def test_a_resumed_request_finds_cached_blocks_behind_its_own_and_is_sized_after
     assert bench.outputs == dict.fromkeys("ab", generates(prompt(8), 16))
 
 
+@pytest.mark.replay("E23")
 def test_recomputing_after_a_preemption_does_not_look_like_a_useful_cache() -> None:
     bench = Bench(num_blocks=7, block_size=4, max_num_batched_tokens=64)
     for name, seed in (("a", 1), ("b", 2)):
@@ -331,6 +365,7 @@ def test_recomputing_after_a_preemption_does_not_look_like_a_useful_cache() -> N
     assert bench.cached == {"a": 0, "b": 0}
 
 
+@pytest.mark.replay("E24")
 def test_the_cached_tokens_of_the_answer_are_those_that_were_not_computed() -> None:
     """One source for the count: where the first chunk starts."""
     bench = Bench(num_blocks=32)
@@ -503,6 +538,7 @@ def test_an_aborted_request_gives_everything_back_wherever_it_was(steps: int) ->
     assert bench.answer("a", prompt(11)) == generates(prompt(11))
 
 
+@pytest.mark.replay("E28")
 def test_an_abort_while_a_step_is_running_lets_the_step_end_before_blocks_change_hands() -> None:
     bench = Bench(num_blocks=16, max_num_batched_tokens=32)
     bench.add("a", prompt(9, 1))
@@ -580,6 +616,7 @@ def test_a_plan_is_committed_once_and_no_other_is_made_meanwhile() -> None:
         scheduler.rollback(plan)
 
 
+@pytest.mark.replay("E27")
 def test_a_step_that_was_rolled_back_is_planned_again_as_it_was() -> None:
     scheduler, plan = plan_of_two()
     scheduler.rollback(plan)
@@ -612,6 +649,7 @@ requests = st.tuples(
     st.integers(1, 3),
 )
 @settings(max_examples=150, deadline=None)
+@pytest.mark.replay("E19")
 def test_under_eviction_pressure_every_answer_equals_the_one_without_a_cache(
     load: list[tuple[list[int], SamplingParams]], num_blocks: int, block_size: int, budget: int, stride: int
 ) -> None:
@@ -731,6 +769,17 @@ class EngineMachine(RuleBasedStateMachine):
         self.expected[name] = expected_output(parent.prompt_ids, params, self.bench.engine.max_len, begun)
         self.bench.engine.check()
 
+    @precondition(lambda self: self.bench.engine._scheduler.running)
+    @rule(num_blocks=st.integers(0, 4))
+    def preempt(self, num_blocks: int) -> None:
+        """The youngest, as if somebody needed some of its blocks: they go to the host where it has room."""
+        scheduler = self.bench.engine._scheduler
+        victim = scheduler._preempt(scheduler.running[-1])
+        for _ in range(num_blocks):
+            if any(block != NO_BLOCK for block in victim.block_table):
+                scheduler.memory._take_last(victim)
+        self.bench.engine.check()
+
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
@@ -787,4 +836,10 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestEngineMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+class TestEngineMachineForTenThousandSteps(EngineMachine.TestCase):  # type: ignore[misc, name-defined]
+    settings = settings(max_examples=100, stateful_step_count=100, deadline=None)
