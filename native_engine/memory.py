@@ -300,7 +300,7 @@ class Memory:
                 sequence.block_table[place] = copy.source
             self.pool.free([copy.target if undo else copy.source])
         for sequence in {id(each): each for each, _ in self._swapped_out}.values():
-            if undo:
+            if undo and sequence.host_table:  # else it came back in the same step, or is gone
                 self.counters.lost_tokens += sequence.num_host_tokens - sequence.num_computed_tokens
                 self._drop_host(sequence)
                 if NO_BLOCK in sequence.block_table:
@@ -319,8 +319,7 @@ class Memory:
         self.counters.lost_tokens += sequence.num_computed_tokens - num_before
         sequence.num_computed_tokens = num_before
         if NO_BLOCK in sequence.block_table:
-            self.pool.free(_blocks(sequence.block_table))
-            sequence.block_table, sequence.num_computed_tokens = [], 0
+            self.release(sequence)
 
     def advance(self, sequence: Sequence, start: int, end: int) -> None:
         """The tokens from `start` to `end` are in the cache now: offer the blocks that they filled, and leave those
