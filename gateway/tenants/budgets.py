@@ -98,29 +98,26 @@ def end_of(per: Period, now: float) -> float | None:
 
 def current(budget: Budget, spending: Spending, now: float) -> Spending:
     """Nothing is spent yet in a new period. A clock that went back begins none."""
+    period, tokens, gpu_us = _spent(budget, spending, now)
+    return Spending(period, tokens, gpu_us, spending.tokens_held, spending.gpu_us_held)
+
+
+def _spent(budget: Budget, spending: Spending, now: float) -> tuple[int, int, int]:
+    """The period of now, and what was spent in it. Each request passes here twice."""
     begin = begin_of(budget.per, now)
-    if begin <= spending.period:
-        return spending
-    return Spending(begin, 0, 0, spending.tokens_held, spending.gpu_us_held)
+    return (begin, 0, 0) if begin > spending.period else (spending.period, spending.tokens, spending.gpu_us)
 
 
 def reserve(budget: Budget, spending: Spending, now: float, *, wanted: Amount) -> Spending | Exhausted:
     """The spending with this request's share held in it, or why there is none left for it."""
-    spending = current(budget, spending, now)
-    for bound, spent, held, want, scale in (
-        (budget.tokens, spending.tokens, spending.tokens_held, wanted.tokens, 1),
-        (budget.gpu_seconds, spending.gpu_us, spending.gpu_us_held, wanted.gpu_us, US),
-    ):
-        # With nothing left, not even what may cost nothing comes in.
-        if bound is not None and max(want, 1) > bound * scale - spent - held:
-            return _exhausted(budget, now, bound, bound * scale - spent, held, want, scale)
-    return Spending(
-        spending.period,
-        spending.tokens,
-        spending.gpu_us,
-        spending.tokens_held + wanted.tokens,
-        spending.gpu_us_held + wanted.gpu_us,
-    )
+    period, tokens, gpu_us = _spent(budget, spending, now)
+    tokens_held, gpu_us_held = spending.tokens_held, spending.gpu_us_held
+    # With nothing left, not even what may cost nothing comes in.
+    if (bound := budget.tokens) is not None and (wanted.tokens or 1) > bound - tokens - tokens_held:
+        return _exhausted(budget, now, bound, bound - tokens, tokens_held, wanted.tokens, 1)
+    if (bound := budget.gpu_seconds) is not None and (wanted.gpu_us or 1) > bound * US - gpu_us - gpu_us_held:
+        return _exhausted(budget, now, bound, bound * US - gpu_us, gpu_us_held, wanted.gpu_us, US)
+    return Spending(period, tokens, gpu_us, tokens_held + wanted.tokens, gpu_us_held + wanted.gpu_us)
 
 
 def _exhausted(budget: Budget, now: float, bound: int, left: int, held: int, want: int, scale: int) -> Exhausted:
@@ -132,13 +129,14 @@ def _exhausted(budget: Budget, now: float, bound: int, left: int, held: int, wan
 
 def settle(budget: Budget, spending: Spending, now: float, *, held: Amount, spent: Amount) -> Spending:
     """The spending once the request has ended: what it held is free, and what it spent is gone."""
-    spending = current(budget, spending, now)
+    period, tokens, gpu_us = _spent(budget, spending, now)
+    tokens_held, gpu_us_held = spending.tokens_held - held.tokens, spending.gpu_us_held - held.gpu_us
     return Spending(
-        spending.period,
-        spending.tokens + spent.tokens,
-        spending.gpu_us + spent.gpu_us,
-        max(spending.tokens_held - held.tokens, 0),
-        max(spending.gpu_us_held - held.gpu_us, 0),
+        period,
+        tokens + spent.tokens,
+        gpu_us + spent.gpu_us,
+        tokens_held if tokens_held > 0 else 0,
+        gpu_us_held if gpu_us_held > 0 else 0,
     )
 
 

@@ -64,14 +64,8 @@ NO_LIMITS = Limits()
 
 def drained(limits: Limits, used: Used, now: float) -> Used:
     """What is left in the buckets at `now`. A clock that went back drains nothing."""
-    at = now if now > used.at else used.at
-    minutes = (at - used.at) / MINUTE_S
-    return Used(
-        at,
-        _drained(used.requests, limits.requests_per_min, minutes),
-        _drained(used.tokens, limits.tokens_per_min, minutes),
-        used.in_flight,
-    )
+    at, requests, tokens = _levels(limits, used, now)
+    return Used(at, requests, tokens, used.in_flight)
 
 
 def reserve(limits: Limits, used: Used, now: float, *, requests: int, tokens: int) -> Used | Refused:
@@ -80,24 +74,25 @@ def reserve(limits: Limits, used: Used, now: float, *, requests: int, tokens: in
     >>> reserve(Limits(requests_per_min=60), Used(at=0.0, requests=60.0), 0.0, requests=1, tokens=0)
     Refused(reason='60 requests a minute', retry_after_s=1.0)
     """
-    used = drained(limits, used, now)
-    wanted = Used(
-        used.at, used.requests + requests, used.tokens + reserved_tokens(limits, tokens), used.in_flight + requests
-    )
-    if limits.concurrent is not None and wanted.in_flight > limits.concurrent:
+    at, num_requests, num_tokens = _levels(limits, used, now)
+    num_requests += requests
+    num_tokens += reserved_tokens(limits, tokens)
+    in_flight = used.in_flight + requests
+    if limits.concurrent is not None and in_flight > limits.concurrent:
         return Refused(f"{limits.concurrent} requests at once", BUSY_RETRY_AFTER_S)
-    if limits.requests_per_min is not None and wanted.requests > limits.requests_per_min:
-        return _wait("requests", limits.requests_per_min, wanted.requests)
-    if limits.tokens_per_min is not None and wanted.tokens > limits.tokens_per_min:
-        return _wait("tokens", limits.tokens_per_min, wanted.tokens)
-    return wanted
+    if limits.requests_per_min is not None and num_requests > limits.requests_per_min:
+        return _wait("requests", limits.requests_per_min, num_requests)
+    if limits.tokens_per_min is not None and num_tokens > limits.tokens_per_min:
+        return _wait("tokens", limits.tokens_per_min, num_tokens)
+    return Used(at, num_requests, num_tokens, in_flight)
 
 
 def settle(limits: Limits, used: Used, now: float, *, requests: int, reserved: int, spent: int) -> Used:
     """The use once the request has ended: its places are free, and its tokens are those that it spent."""
-    used = drained(limits, used, now)
-    tokens = max(used.tokens + spent - reserved_tokens(limits, reserved), 0.0)
-    return Used(used.at, used.requests, tokens, max(used.in_flight - requests, 0))
+    at, num_requests, num_tokens = _levels(limits, used, now)
+    num_tokens += spent - reserved_tokens(limits, reserved)
+    in_flight = used.in_flight - requests
+    return Used(at, num_requests, num_tokens if num_tokens > 0.0 else 0.0, in_flight if in_flight > 0 else 0)
 
 
 def _wait(name: str, limit: int, level: float) -> Refused:
@@ -106,7 +101,8 @@ def _wait(name: str, limit: int, level: float) -> Refused:
 
 def reserved_tokens(limits: Limits, tokens: int) -> int:
     """A request that may cost more than a minute's worth waits for an empty bucket, rather than for ever."""
-    return tokens if limits.tokens_per_min is None else min(tokens, limits.tokens_per_min)
+    bound = limits.tokens_per_min
+    return tokens if bound is None or tokens <= bound else bound
 
 
 def too_many_at_once(limits: Limits, requests: int) -> int | None:
@@ -129,7 +125,8 @@ def left(limits: Limits, used: Used) -> list[Left]:
 
 
 def _left(name: str, limit: int, level: float) -> Left:
-    return Left(name, limit, max(math.floor(limit - level), 0), f"{level * MINUTE_S / limit:.3f}s")
+    rest = math.floor(limit - level)
+    return Left(name, limit, rest if rest > 0 else 0, f"{level * MINUTE_S / limit:.3f}s")
 
 
 def headers(found: Iterable[Left]) -> dict[str, str]:
@@ -154,6 +151,15 @@ _HEADERS = {
 }
 
 
-def _drained(level: float, limit: int | None, minutes: float) -> float:
-    rest = 0.0 if limit is None else level - minutes * limit
-    return rest if rest > 0.0 else 0.0
+def _levels(limits: Limits, used: Used, now: float) -> tuple[float, float, float]:
+    """The time up to which the buckets are drained, and what stands in them then: requests and tokens. Each request
+    passes here twice."""
+    at = used.at
+    if now > at:
+        minutes, at = (now - at) / MINUTE_S, now
+    else:
+        minutes = 0.0
+    requests, tokens = limits.requests_per_min, limits.tokens_per_min
+    num_requests = 0.0 if requests is None else used.requests - minutes * requests
+    num_tokens = 0.0 if tokens is None else used.tokens - minutes * tokens
+    return at, num_requests if num_requests > 0.0 else 0.0, num_tokens if num_tokens > 0.0 else 0.0

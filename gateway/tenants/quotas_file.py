@@ -31,7 +31,8 @@ from gateway.tenants.quotas import Outcome, QuotasUnavailable
 MAX_PROCESSES = 128
 TEND_INTERVAL_S = 1.0
 _MAGIC = b"goodgate quotas 1\n".ljust(32)
-_HEADER = len(_MAGIC) + MAX_PROCESSES  # then a byte for each process: 1 as long as it may hold something
+_PROCESSES = len(_MAGIC)
+_HEADER = _PROCESSES + MAX_PROCESSES  # then a byte for each process: 1 as long as it may hold something
 _BUCKETS = struct.Struct("<ddd")  # at, requests, tokens
 _SHARED = struct.Struct("<dddqqq")  # the buckets, then what was spent: period, tokens, gpu_us
 _ROW = struct.Struct("<qqq")  # in flight, tokens held, gpu_us held
@@ -54,7 +55,7 @@ class FileStore:
     async def reserve(self, wanted: Sequence[Account], claim: Claim) -> Outcome:
         table = self._opened()
         with table.lock:
-            now, before = self._clock(), [table.read(each) for each in wanted]
+            now, before = self._clock(), table.read(wanted)
             outcome = accounts.reserve(wanted, before, now, claim)
             if not isinstance(outcome, list):
                 return Outcome(accounts.current(wanted, before, now), now, refusal=outcome)
@@ -64,14 +65,14 @@ class FileStore:
     async def settle(self, held: Sequence[Account], claim: Claim, spent: Amount) -> None:
         table = self._opened()
         with table.lock:
-            before = [table.read(each) for each in held]
+            before = table.read(held)
             table.write(held, before, accounts.settle(held, before, self._clock(), claim, spent))
 
     async def states(self, wanted: Sequence[Account]) -> Outcome:
         table = self._opened()
         with table.lock:
             now = self._clock()
-            return Outcome(accounts.current(wanted, [table.read(each) for each in wanted], now), now)
+            return Outcome(accounts.current(wanted, table.read(wanted), now), now)
 
     async def tend(self) -> None:
         while True:
@@ -107,7 +108,7 @@ def spending(home: Path, wanted: Sequence[Account]) -> list[Spending] | None:
             return None
         with _Lock(file), mmap.mmap(file, 0, access=mmap.ACCESS_READ) as memory:
             _check_magic(memory, path)
-            return [_read(memory, _place(each)).spending for each in wanted]
+            return [state.spending for state in _read(memory, [_place(each) for each in wanted])]
     finally:
         os.close(file)
 
@@ -136,11 +137,11 @@ class _Table:
             self.close()
             raise
 
-    def read(self, account: Account) -> State:
-        place = _place(account)
-        if place + _RECORD > len(self._memory):
-            self._grow(place + _RECORD)
-        return _read(self._memory, place)
+    def read(self, wanted: Sequence[Account]) -> list[State]:
+        places = [_place(account) for account in wanted]
+        if (end := max(places) + _RECORD) > len(self._memory):
+            self._grow(end)
+        return _read(self._memory, places)
 
     def write(self, changed: Sequence[Account], before: Sequence[State], after: Sequence[State]) -> None:
         """What was spent goes before what is no longer held: a process that dies between them has charged it."""
@@ -238,15 +239,24 @@ def _place(account: Account) -> int:
     return _HEADER + (2 * account.id + (account.kind == "tenant")) * _RECORD
 
 
-def _read(memory: mmap.mmap, place: int) -> State:
-    if place + _RECORD > len(memory):
-        return accounts.NEW
-    num_rows = max(memory.rfind(b"\1", len(_MAGIC), _HEADER) + 1 - len(_MAGIC), 0)
-    at, requests, tokens, period, spent_tokens, spent_gpu_us, *rows = _RECORDS[num_rows].unpack_from(memory, place)
-    in_flight, tokens_held, gpu_us_held = rows if num_rows == 1 else (sum(rows[0::3]), sum(rows[1::3]), sum(rows[2::3]))
-    return State(
-        Used(at, requests, tokens, in_flight), Spending(period, spent_tokens, spent_gpu_us, tokens_held, gpu_us_held)
-    )
+def _read(memory: mmap.mmap, places: Sequence[int]) -> list[State]:
+    """The states of the records there. What lies beyond the end of the file was never used."""
+    num_rows = memory.rfind(b"\1", _PROCESSES, _HEADER) + 1 - _PROCESSES
+    if num_rows < 0:  # no process has one
+        num_rows = 0
+    end, record, states = len(memory) - _RECORD, _RECORDS[num_rows], []
+    for place in places:
+        if place > end:
+            states.append(accounts.NEW)
+            continue
+        at, requests, tokens, period, spent_tokens, spent_gpu_us, *rows = record.unpack_from(memory, place)
+        if num_rows == 1:
+            in_flight, tokens_held, gpu_us_held = rows
+        else:
+            in_flight, tokens_held, gpu_us_held = sum(rows[0::3]), sum(rows[1::3]), sum(rows[2::3])
+        spending = Spending(period, spent_tokens, spent_gpu_us, tokens_held, gpu_us_held)
+        states.append(State(Used(at, requests, tokens, in_flight), spending))
+    return states
 
 
 def _open(path: Path) -> int:
