@@ -12,7 +12,6 @@ Every field and every question is passed on. What the engine behind the peer can
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar, get_args
 
 import msgspec
@@ -67,4 +66,4 @@ class Adapter(OpenAIHTTPAdapter[PeerOptions]):
         exchange = await super().exchange(request, request_id)
         if request.salt is None or not self.options.tells_tenants:
             return exchange
-        return dataclasses.replace(exchange, headers={SALT_HEADER: request.salt})
+        return msgspec.structs.replace(exchange, headers={SALT_HEADER: request.salt})

@@ -23,12 +23,10 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-import msgspec
-
 from adapters.base import EngineAdapter
 from adapters.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest
 from adapters.tools.strict import strict_tools
-from adapters.types import CacheSalt, Continuation, GenerateRequest, Usage
+from adapters.types import CacheSalt, Continuation, GenerateRequest, Usage, changed
 from gateway.admission.gate import Gates
 from gateway.admission.open_requests import OpenRequests
 from gateway.attempts.answer import Answer, Question
@@ -140,7 +138,7 @@ class Dispatcher:
             changes["model"] = asked
         if (salt := self._salts.of(trace.caller, trace.cache_salt)) is not None:
             changes["cache_salt"] = CacheSalt(salt)
-        return msgspec.structs.replace(request, **changes) if changes else request
+        return changed(request, **changes) if changes else request
 
     async def _begun(
         self,

@@ -7,8 +7,9 @@ Post("/v1/embeddings", {...})                               # for EngineClient.a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from adapters.types import Chunk
 
@@ -33,21 +34,19 @@ class Reader(Protocol):
         """The stream is over. Raises `StreamInterrupted` if it ended too early."""
 
 
-@dataclass(frozen=True, slots=True)
-class Post:
+class Post(Struct, frozen=True):
     path: str
     body: Mapping[str, Any]
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class Exchange(Struct, frozen=True, kw_only=True):
     """One generation: what to send, who reads the answer, and what to tell an engine that is left before its end."""
 
     path: str
     body: Mapping[str, Any]
     reader: Reader
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     farewell: Post | None = None
     content_type: str = "text/event-stream"  # what a success looks like
     # Reads an answer that came in one piece, as JSON; None: such an answer is none.

@@ -56,6 +56,13 @@ class Answer:
         self._rest = rest
         self.num_given = 0
 
+    def in_hand(self) -> list[Chunk]:
+        """Those of the next chunks that nobody has to wait for: all of them where the client does not stream."""
+        chunks = [*self._ready]
+        self._ready.clear()
+        self.num_given += len(chunks)
+        return chunks
+
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self
 

@@ -18,7 +18,8 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
-from typing import TypeAlias, TypeVar
+from types import TracebackType
+from typing import Any, TypeAlias, TypeVar
 
 from adapters.errors import GoodgateError, Overloaded
 from gateway.attempts.retry_budget import RetryBudget, pause_s
@@ -110,9 +111,26 @@ class Retries:
 
 async def _opened(stack: AsyncExitStack, route: Route, attempt: AbstractAsyncContextManager[T]) -> T:
     answer = await attempt.__aenter__()
-    stack.callback(route.close)
-    stack.push_async_exit(attempt)
+    stack.push_async_exit(_OnItsWay(attempt, route))
     return answer
+
+
+class _OnItsWay(AbstractAsyncContextManager[None]):
+    """An attempt that answers, and its route, which goes after it. A stack would take longer over two than over one."""
+
+    __slots__ = ("_attempt", "_route")
+
+    def __init__(self, attempt: AbstractAsyncContextManager[Any], route: Route) -> None:
+        self._attempt = attempt
+        self._route = route
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        try:
+            return await self._attempt.__aexit__(kind, error, traceback)
+        finally:
+            self._route.close()
 
 
 class _Counted(AbstractContextManager[None]):

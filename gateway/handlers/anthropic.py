@@ -28,6 +28,7 @@ from gateway.tenants.auth import keyed
 from gateway.web import envelope
 from gateway.web.body import read_json
 from gateway.web.stream import EventStream, Framing
+from gateway.web.whole import WholeAnswer
 
 
 class AnthropicHandlers:
@@ -58,14 +59,14 @@ class AnthropicHandlers:
         counted = msgspec.json.encode({"input_tokens": len(tokens.ids)})
         return web.Response(body=counted, content_type=envelope.JSON)
 
-    async def _whole(self, trace: Trace, body: MessagesBody) -> web.Response:
+    async def _whole(self, trace: Trace, body: MessagesBody) -> WholeAnswer:
         async with self._dispatcher.open([body.chat()], trace) as answer:
             fold = MessageFold(MessageHead.new(answer.model), body.stop_sequences or ())
             async for chunk in answer:
                 if chunk.usage is not None:
                     answer.account(chunk.usage)
                 fold.add(chunk)
-            return web.Response(body=fold.body(), content_type=envelope.JSON)
+            return WholeAnswer(fold.body())
 
     async def _stream(self, request: web.Request, body: MessagesBody) -> web.StreamResponse:
         trace = request[TRACE]

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from adapters.errors import InvalidRequest
 from adapters.types import (
+    Chunk,
     CompletionRequest,
     Count,
     GenerateRequest,
@@ -41,9 +42,9 @@ from gateway.handlers.openai_wire import (
 from gateway.handlers.streaming import tell_how_it_ends
 from gateway.records.trace import TRACE, Trace
 from gateway.tenants.auth import keyed
-from gateway.web import envelope
 from gateway.web.body import read_json
 from gateway.web.stream import EventStream
+from gateway.web.whole import WholeAnswer
 
 MAX_PROMPTS = 256
 
@@ -110,11 +111,11 @@ class OpenAIHandlers:
                 num_choices=_num_choices(requests),
                 reasoning_fields=REASONING_FIELDS[self._live.server.reasoning_field],
             )
+            for chunk in answer.in_hand():
+                _fold(fold, answer, chunk)
             async for chunk in answer:
-                if chunk.usage is not None:
-                    answer.account(chunk.usage)
-                fold.add(chunk)
-            return web.Response(body=fold.body(), content_type=envelope.JSON)
+                _fold(fold, answer, chunk)
+            return WholeAnswer(fold.body())
 
     async def _stream(
         self, request: web.Request, requests: Sequence[GenerateRequest], dialect: Dialect, trace: Trace
@@ -159,6 +160,12 @@ def split_prompts(body: CompletionBody) -> list[CompletionRequest]:
 
 def _head(answer: Answer, dialect: Dialect) -> AnswerHead:
     return AnswerHead.new(dialect.id_prefix, answer.model)
+
+
+def _fold(fold: Fold, answer: Answer, chunk: Chunk) -> None:
+    if chunk.usage is not None:
+        answer.account(chunk.usage)
+    fold.add(chunk)
 
 
 def _num_choices(requests: Sequence[GenerateRequest]) -> int:

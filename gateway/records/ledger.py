@@ -7,8 +7,9 @@
 
 The row is made on the event loop: two threads that both run Python take the interpreter from each other with every
 step, which costs more than the row. Rows wait in memory for a fifth of a second and are written in one transaction, so
-that a killed gateway loses no more than that. Several workers and gateways of one GOODGATE_HOME write into the same file. Where the disk does not take
-them, the gateway serves on, says so once, and keeps records for later up to a bound; what it drops, it counts.
+that a killed gateway loses no more than that. Several workers and gateways of one GOODGATE_HOME write into the same
+file. Where the disk does not take them, the gateway serves on, says so once, and keeps records for later up to a bound;
+what it drops, it counts.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def logger(name: str) -> logging.Logger:
 
 def configure(config: LogsConfig) -> None:
     """Send our events to stderr in the wanted format. Called once, by the process that serves."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _ToStderr()
     kind = JSONLines if config.format == "json" else TextLines
     handler.setFormatter(kind(is_verbatim=config.verbatim))
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # nobody reads what they look up
@@ -38,6 +38,17 @@ def configure(config: LogsConfig) -> None:
     root.handlers = [handler]
     root.setLevel(config.level.upper())
     root.propagate = False
+
+
+class _ToStderr(logging.Handler):
+    """Each line in one write, which leaves at once: Python buffers standard error by the line. `StreamHandler` would
+    flush it again, and take its lock another time for that."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(f"{self.format(record)}\n")
+        except Exception:
+            self.handleError(record)
 
 
 def set_level(config: LogsConfig) -> None:

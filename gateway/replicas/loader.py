@@ -148,6 +148,10 @@ class Loader:
         if slot.is_stale and slot.num_open == 0 and slot.phase in (Phase.LOADING, Phase.LOADED):
             self._end(slot, "changed")
 
+    def has_to_hold(self, model: ServedModel) -> bool:
+        """It is loaded on demand; any other is always there."""
+        return model.name in self._slots
+
     async def hold(
         self, model: ServedModel, trace: Trace, on_late: OnLate | None = None
     ) -> AbstractContextManager[None]:

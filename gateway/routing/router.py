@@ -60,11 +60,15 @@ class Router:
         trace.chain = (*trace.chain, *[served.name for served in parts if served.name not in trace.chain])
         return Route(self, chain[0], parts, check, trace, ask, on_late)
 
+    def lets_in_at_once(self, served: ServedModel, ask: Ask) -> bool:
+        """There is nothing to wait for: the model is always there, and has no gate or is asked a question in one piece,
+        which writes nothing and needs no turn."""
+        return not self._loader.has_to_hold(served) and not (ask.completion_tokens and self._gates.guards(served))
+
     async def let_in(
         self, served: ServedModel, trace: Trace, ask: Ask, on_late: OnLate | None
     ) -> AbstractContextManager[object]:
-        """Waits until the model is loaded, and then for a turn: what has to be loaded has no queue to be late in. A
-        question in one piece (it writes nothing) needs no turn."""
+        """Waits until the model is loaded, and then for a turn: what has to be loaded has no queue to be late in."""
         loaded = await self._loader.hold(served, trace, on_late)
         if not ask.completion_tokens or not self._gates.guards(served):
             return loaded
@@ -187,8 +191,9 @@ class Route:
             self._order = iter(self._router.in_order(served, self._trace, self._ask))
 
     async def _let_in(self, served: ServedModel) -> None:
-        self._held = await self._router.let_in(served, self._trace, self._ask, self._on_late)
-        self._held.__enter__()
+        if not self._router.lets_in_at_once(served, self._ask):
+            self._held = await self._router.let_in(served, self._trace, self._ask, self._on_late)
+            self._held.__enter__()
 
     def _can(self, replica: Replica) -> bool:
         if not replica.has_started:
@@ -256,7 +261,7 @@ def _candidates(
             engine=replica.engine,
             replica=replica.name,
             policy=model.config.routing,
-            state=replica.state.value,
+            state=replica.state._value_,  # `value` is a descriptor in Python, and each request passes here
             reason=replica.reason or ("" if trust == 1 and replica in order else replica.standing.why_left_out(now)),
             in_flight=replica.in_flight,
             waiting=replica.load.waiting,

@@ -39,13 +39,15 @@ def recording(sinks: Sequence[Sink], sampling: Sampling) -> Middleware:
         if trace.context is not None and trace.context.is_recorded:
             trace.span_id = new_span_id()
         request[TRACE] = trace
-        paused_s = _paused_s(request)
+        connection = request.protocol
+        paused_s = connection.paused_s if isinstance(connection, Connection) else 0.0
         try:
             response = await handler(request)
             trace.status = response.status
             return response
         finally:
-            trace.client_s = _paused_s(request) - paused_s
+            if isinstance(connection, Connection):
+                trace.client_s = connection.paused_s - paused_s
             trace.ended = time.perf_counter()
             for sink in sinks:
                 sink(trace)
@@ -103,10 +105,6 @@ def _request_id(request: web.Request) -> str:
     """The client's own id if it is a sane one; otherwise a fresh one. Engines never see it: theirs is another."""
     given = request.headers.get("x-request-id")
     return given if given and _SANE_ID.fullmatch(given) else new_request_id()
-
-
-def _paused_s(request: web.Request) -> float:
-    return request.protocol.paused_s if isinstance(request.protocol, Connection) else 0.0
 
 
 def _route(request: web.Request) -> str:

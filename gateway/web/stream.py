@@ -7,8 +7,8 @@
     await stream.fail(error)               # or an error event, and no [DONE]
     stream.close()                         # always
 
-While nothing is sent a sign of life goes out every `heartbeat_s`, so that proxies keep the connection; a single task a
-stream sees to it. The head and the end are aiohttp's; between them we frame the chunks ourselves. Sending an event
+While nothing is sent a sign of life goes out every `heartbeat_s`, so that proxies keep the connection; a single timer
+sees to it. The head and the end are aiohttp's; between them we frame the chunks ourselves. Sending an event
 costs one write and no timer, and events that follow each other at once leave in one. It waits only while the client is
 behind by more than the transport holds (64 KiB). One that takes nothing is cut off by its connection
 (gateway/web/protocol.py): it must not hold an engine's memory.
@@ -66,7 +66,7 @@ class EventStream:
         self._is_chunked = True
         self._is_writing = False
         self._is_whole = False
-        self._watch: asyncio.Task[None] | None = None
+        self._watch: asyncio.Handle | None = None
         self._opening = asyncio.Lock()
 
     @property
@@ -100,7 +100,7 @@ class EventStream:
                 raise ClientLeft from error
             self._transport = self._request.transport
             self._is_chunked = self._request.version >= HttpVersion11
-            self._watch = asyncio.create_task(self._keep_watch())
+            self._watch = self._loop.call_soon(self._keep_watch)
 
     async def send(self, events: bytes) -> None:
         now = self._loop.time()  # uvloop reads the clock once a turn
@@ -169,13 +169,11 @@ class EventStream:
         if self._watch is not None:
             self._watch.cancel()
 
-    async def _keep_watch(self) -> None:
-        while True:
-            wait_s = self._last_write + self._heartbeat_s - self._loop.time()
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-                continue
-            self._last_write = self._loop.time()
+    def _keep_watch(self) -> None:
+        now = self._loop.time()
+        if now >= self._last_write + self._heartbeat_s:
+            self._last_write = now
             if not self._is_writing:  # or else it is the client that keeps us waiting
                 with suppress(ClientLeft):  # its request is being cancelled
                     self._write(self._framing.heartbeat)
+        self._watch = self._loop.call_at(self._last_write + self._heartbeat_s, self._keep_watch)
