@@ -71,7 +71,7 @@ class Profile:
         self._seconds: dict[str, float] = {}
         runner: Any = loaded.engine._runner
         model, backend = runner._model, runner._model._backend
-        for name in ("attention", "add_rms_norm", "silu_mul"):
+        for name in ("attention", "add_rms_norm", "gate"):
             setattr(backend, name, self._timed(name, getattr(backend, name)))
         for name in ("qkv", "out", "gate_up", "down"):
             for layer in model._layers:

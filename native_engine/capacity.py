@@ -6,12 +6,13 @@ num_blocks(512 * MIB, bytes_per_token, 32)     # blocks that fit into half a GiB
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from native_engine.config import Dtype, KVCacheDtype
 
 if TYPE_CHECKING:
-    from native_engine.weights import ModelConfig
+    from native_engine.models.config import ModelConfig
 
 MIB = 2**20
 SCALE_BYTES = 2
@@ -39,8 +40,4 @@ def max_concurrency(blocks: int, num_tokens: int, block_size: int) -> int:
 
 
 def num_parameters(config: ModelConfig) -> int:
-    hidden, ffn = config.hidden_size, config.intermediate_size
-    attention = hidden * (config.q_size + 2 * config.kv_size) + config.q_size * hidden
-    layer = attention + 3 * hidden * ffn + 2 * hidden
-    embeddings = config.vocab_size * hidden * (1 if config.tied_embeddings else 2)
-    return config.num_layers * layer + embeddings + hidden
+    return sum(map(prod, config.shapes().values()))

@@ -7,7 +7,6 @@ Rivals in a race get the same weights as we run: what a quantised file holds, de
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import tempfile
@@ -18,8 +17,10 @@ import torch
 from safetensors.torch import save_file
 
 from native_engine.errors import EngineError
+from native_engine.models.config import ModelConfig
+from native_engine.models.families import FAMILIES, to_hugging_face
 from native_engine.tokenizer import TextTokenizer, open_tokenizer
-from native_engine.weights import Checkpoint, ModelConfig, open_checkpoint
+from native_engine.weights import Checkpoint, open_checkpoint
 
 
 class ExportError(EngineError):
@@ -46,14 +47,23 @@ def export_hf(source: Path, target: Path) -> None:
 
 def _write(folder: Path, checkpoint: Checkpoint, tokenizer: TextTokenizer) -> None:
     config = checkpoint.config
-    tensors = {name: checkpoint.tensor(name).to(torch.bfloat16).contiguous() for name in config.shapes()}
+    tensors = {name: _stored(checkpoint, name) for name in config.shapes()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     tokenizer.backend.save(str(folder / "tokenizer.json"))
-    _write_json(folder / "config.json", _model_config(config))
+    _write_json(
+        folder / "config.json", to_hugging_face(config) | {"torch_dtype": "bfloat16"} | _special_token_ids(config)
+    )
     _write_json(folder / "generation_config.json", _without_none(_special_token_ids(config)))
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(config, tokenizer))
     if tokenizer.chat_template is not None:
         (folder / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
+
+
+def _stored(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    value = checkpoint.tensor(name)
+    if name.endswith("norm.weight"):
+        value = value - FAMILIES[checkpoint.config.family].norm_offset
+    return value.to(torch.bfloat16).contiguous()
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -70,35 +80,6 @@ def _special_token_ids(config: ModelConfig) -> dict[str, Any]:
         "bos_token_id": config.bos_token_id,
         "eos_token_id": eos[0] if len(eos) == 1 else (list(eos) or None),
         "pad_token_id": config.pad_token_id,
-    }
-
-
-def _model_config(config: ModelConfig) -> dict[str, Any]:
-    """`rope_theta` and `rope_scaling` are what versions before transformers 5 read, `rope_parameters` what it reads."""
-    scaling = None
-    if config.rope_scaling is not None:
-        scaling = {"rope_type": "llama3", **dataclasses.asdict(config.rope_scaling)}
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "rms_norm_eps": config.rms_norm_eps,
-        "max_position_embeddings": config.max_model_len,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": scaling,
-        "rope_parameters": {**(scaling or {"rope_type": "default"}), "rope_theta": config.rope_theta},
-        "tie_word_embeddings": config.tied_embeddings,
-        "torch_dtype": "bfloat16",
-        **_special_token_ids(config),
     }
 
 

@@ -18,12 +18,12 @@ import torch
 
 from native_engine.attention.cpu import processor
 from native_engine.config import EngineConfig
-from native_engine.models.llama import Llama
+from native_engine.models.decoder import Decoder
 
 MODEL_FILES = frozenset({".gguf", ".safetensors", ".json", ".model", ".jinja"})
 
 
-def identity_of(path: Path, config: EngineConfig, model: Llama, max_len: int) -> str:
+def identity_of(path: Path, config: EngineConfig, model: Decoder, max_len: int) -> str:
     parts = [
         *_digests(path),
         f"{config.dtype} {config.kv_cache_dtype} {config.block_size} {max_len}",

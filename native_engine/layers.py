@@ -26,7 +26,7 @@ def padded_rows(rows: int) -> int:
 
 
 class Linear(Protocol):
-    """y = x W^T for a row count from `padded_rows`."""
+    """y = x W^T + b for a row count from `padded_rows`."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
@@ -34,12 +34,13 @@ class Linear(Protocol):
 class PackedLinear:
     """bf16 weights in oneDNN's own layout: no reordering per call, and two dispatches instead of eight."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(torch.bfloat16).contiguous())
+        self._bias = None if bias is None else bias.to(torch.bfloat16)
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self._multiply(x, self._weight, None, "none", [], "")
+        out: torch.Tensor = self._multiply(x, self._weight, self._bias, "none", [], "")
         return out
 
 
@@ -47,26 +48,29 @@ class WidenedLinear:
     """bf16 on processors without instructions for it (before AVX-512): the weights are held in fp32, which takes twice
     the memory, and so are the products. torch's own bf16 product is five times as slow there."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(torch.float32).contiguous())
+        self._bias = None if bias is None else bias.to(torch.float32)
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self._multiply(x.to(torch.float32), self._weight, None, "none", [], "")
+        out: torch.Tensor = self._multiply(x.to(torch.float32), self._weight, self._bias, "none", [], "")
         return out.to(torch.bfloat16)
 
 
 class PlainLinear:
     """fp32, or bf16 where torch was built without oneDNN."""
 
-    def __init__(self, weight: torch.Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, weight: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = None) -> None:
         self._weight = weight.to(dtype).contiguous()
+        self._bias = None if bias is None else bias.to(dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self._weight)
+        return functional.linear(x, self._weight, self._bias)
 
 
-def make_linear(weight: torch.Tensor, dtype: torch.dtype) -> Linear:
+def make_linear(weight: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = None) -> Linear:
     if dtype is torch.bfloat16 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return PackedLinear(weight) if torch.ops.mkldnn._is_mkldnn_bf16_supported() else WidenedLinear(weight)
-    return PlainLinear(weight, dtype)
+        has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return PackedLinear(weight, bias) if has_bf16 else WidenedLinear(weight, bias)
+    return PlainLinear(weight, dtype, bias)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from native_engine.attention.base import KVCache, RopeTable
+from native_engine.attention.base import KVCache
 from native_engine.attention.cpu import make_backend
 from native_engine.blocks import BlockPool
 from native_engine.capacity import MIB, bytes_per_token, num_blocks
@@ -20,13 +20,15 @@ from native_engine.engine import Engine
 from native_engine.errors import InvalidParams
 from native_engine.identity import identity_of
 from native_engine.memory import Costs
-from native_engine.models.llama import Llama
+from native_engine.models.config import ModelConfig
+from native_engine.models.decoder import Decoder
 from native_engine.runner import ModelRunner
 from native_engine.sampler import Sampler
 from native_engine.tokenizer import TextTokenizer, open_tokenizer
-from native_engine.weights import Checkpoint, ModelConfig, open_checkpoint
+from native_engine.weights import Checkpoint, open_checkpoint
 
 TORCH_DTYPES: dict[Dtype, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+MAX_POSITIONS_BEHIND_WINDOWS = 1 << 18  # where the pool does not bound a text, the rope's table has to be bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +54,20 @@ def load(path: Path, config: EngineConfig, *, kernel_cache: Path | None = None) 
     return LoadedModel(engine, tokenizer, checkpoint.config, engine.max_len, identity)
 
 
-def make_model(checkpoint: Checkpoint, config: EngineConfig, *, kernel_cache: Path | None = None) -> Llama:
+def make_model(checkpoint: Checkpoint, config: EngineConfig, *, kernel_cache: Path | None = None) -> Decoder:
     """The weights, laid out for this machine, and the kernels that go with them."""
     model_config, dtype = checkpoint.config, TORCH_DTYPES[config.dtype]
-    # No position lies beyond the pool: a model that claims a context of billions must not get a table of that length.
-    longest = min(
-        _scheduler_config(model_config, config).max_model_len, pool_blocks(model_config, config) * config.block_size
-    )
-    rope = RopeTable.build(model_config, longest)
+    longest = _scheduler_config(model_config, config).max_model_len
+    if model_config.widest_window is None:
+        # No position lies beyond the pool: a model that claims a context of billions gets no table of that length.
+        longest = min(longest, pool_blocks(model_config, config) * config.block_size)
     backend = make_backend(
-        model_config, rope, dtype, block_size=config.block_size, cache_dir=kernel_cache, cache_dtype=cache_dtype(config)
+        model_config, dtype, block_size=config.block_size, cache_dir=kernel_cache, cache_dtype=cache_dtype(config)
     )
-    return Llama(checkpoint, dtype, backend)
+    return Decoder(checkpoint, dtype, backend, max_position=longest)
 
 
-def make_engine(model: Llama, config: EngineConfig) -> Engine:
+def make_engine(model: Decoder, config: EngineConfig) -> Engine:
     """An engine with a cache of its own around `model`: token ids in, token ids out."""
     if model.cache_dtype != cache_dtype(config):
         raise InvalidParams(f"kv_cache_dtype must be what the model was made for, not {config.kv_cache_dtype!r}.")
@@ -84,7 +85,7 @@ def make_engine(model: Llama, config: EngineConfig) -> Engine:
     )
 
 
-def _host_cache(model: Llama, config: EngineConfig) -> KVCache | None:
+def _host_cache(model: Decoder, config: EngineConfig) -> KVCache | None:
     """Where blocks are swapped out to. On a CPU it is a second pool in the same memory."""
     if not config.swap_space_mib:
         return None
@@ -100,8 +101,11 @@ def cache_dtype(config: EngineConfig) -> torch.dtype:
 
 
 def _scheduler_config(model_config: ModelConfig, config: EngineConfig) -> SchedulerConfig:
+    window = model_config.widest_window
+    longest = model_config.max_model_len
     return config.for_scheduler(
-        max_model_len=model_config.max_model_len,
+        max_model_len=longest if window is None else min(longest, MAX_POSITIONS_BEHIND_WINDOWS),
+        sliding_window=window,
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
     )

@@ -13,7 +13,7 @@ import torch
 
 from native_engine.attention.base import KVCache, StepBatch
 from native_engine.memory import Costs
-from native_engine.models.llama import Llama
+from native_engine.models.decoder import Decoder
 from native_engine.sampler import Sampler
 from native_engine.step import BlockCopy, Moves, ScheduledChunk, StepPlan
 
@@ -21,7 +21,7 @@ from native_engine.step import BlockCopy, Moves, ScheduledChunk, StepPlan
 class ModelRunner:
     def __init__(
         self,
-        model: Llama,
+        model: Decoder,
         cache: KVCache,
         sampler: Sampler,
         *,

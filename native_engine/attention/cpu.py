@@ -3,7 +3,7 @@
 ctypes lets go of the GIL during a call, so the event loop of the same process keeps running. torch is imported before
 the library is loaded: both then share torch's OpenMP runtime, and with it one pool of threads.
 
-    backend = make_backend(config, rope, torch.bfloat16, cache_dir=None)    # falls back to torch, with a warning
+    backend = make_backend(config, torch.bfloat16, cache_dir=None)    # falls back to torch, with a warning
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 
 import torch
 
-from native_engine.attention.base import Backend, KVCache, RopeTable, StepBatch
+from native_engine.attention.base import Backend, KVCache, LayerAttention, StepBatch
 from native_engine.attention.torch_reference import TorchReference
-from native_engine.weights import ModelConfig
+from native_engine.models.config import ModelConfig
 
 SOURCE = Path(__file__).with_name("cpu_kernels.c")
 LANES, MAX_BLOCK, MAX_HEAD_DIM = 16, 128, 256  # as in cpu_kernels.c
@@ -41,9 +41,11 @@ class _Attention(ctypes.Structure):
     _fields_ = (
         *[(name, ctypes.c_void_p) for name in ("qkv", "out", "keys", "values", "key_scales", "value_scales")],
         *[(name, ctypes.c_void_p) for name in ("cos", "sin")],
+        *[(name, ctypes.c_void_p) for name in ("query_norm", "key_norm")],
         *[(name, ctypes.c_void_p) for name in ("positions", "slots", "tables", "sequences")],
         *[(name, ctypes.c_int64) for name in ("rows", "table_width", "query_heads", "kv_heads")],
-        *[(name, ctypes.c_int64) for name in ("head_dim", "block_size")],
+        *[(name, ctypes.c_int64) for name in ("head_dim", "block_size", "window")],
+        *[(name, ctypes.c_float) for name in ("scale", "eps")],
     )
 
 
@@ -53,7 +55,6 @@ class CPUBackend:
     def __init__(
         self,
         config: ModelConfig,
-        rope: RopeTable,
         dtype: torch.dtype,
         library: ctypes.CDLL,
         cache_dtype: torch.dtype | None = None,
@@ -62,35 +63,41 @@ class CPUBackend:
         self.cache_dtype = cache_dtype or dtype
         self.kernels = Path(library._name).stem  # with the source, the flags, the compiler and the processor in it
         self._dtype = dtype
-        self._rope = rope  # the kernels hold its addresses
         self._buffers: dict[str, torch.Tensor] = {}
         self._q_size = config.q_size
+        self._is_gelu = config.activation == "gelu_tanh"
         self._attention = _Attention(
-            cos=rope.cos.data_ptr(),
-            sin=rope.sin.data_ptr(),
             query_heads=config.num_heads,
             kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
+            scale=config.score_scale,
+            eps=config.rms_norm_eps,
         )
         self._attention_reference = ctypes.byref(self._attention)
         pointer, count = ctypes.c_void_p, ctypes.c_int64
         self._add_rms_norm = library.add_rms_norm
-        self._add_rms_norm.argtypes = [pointer, pointer, pointer, pointer, count, count, ctypes.c_float]
-        self._silu_mul = library.silu_mul
-        self._silu_mul.argtypes = [pointer, pointer, count, count]
+        self._add_rms_norm.argtypes = [pointer, pointer, pointer, pointer, pointer, count, count, ctypes.c_float]
+        self._gate = library.gate
+        self._gate.argtypes = [pointer, pointer, count, count, ctypes.c_int]
         self._paged_attention = library.paged_attention
         self._paged_attention.argtypes = [pointer]
-        for function in (self._add_rms_norm, self._silu_mul, self._paged_attention):
+        for function in (self._add_rms_norm, self._gate, self._paged_attention):
             function.restype = None
 
     def add_rms_norm(
-        self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+        self,
+        residual: torch.Tensor,
+        delta: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        delta_weight: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rows, size = residual.shape
         out = self._buffer("norm", rows, size)
         self._add_rms_norm(
             residual.data_ptr(),
-            None if delta is None else delta.data_ptr(),
+            _address(delta),
+            _address(delta_weight),
             weight.data_ptr(),
             out.data_ptr(),
             rows,
@@ -99,13 +106,15 @@ class CPUBackend:
         )
         return out
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        out = self._buffer("silu", rows, size)
-        self._silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, size)
+        out = self._buffer("gate", rows, size)
+        self._gate(gate_up.data_ptr(), out.data_ptr(), rows, size, self._is_gelu)
         return out
 
-    def attention(self, qkv: torch.Tensor, layer: int, cache: KVCache, batch: StepBatch) -> torch.Tensor:
+    def attention(
+        self, qkv: torch.Tensor, layer: int, kind: LayerAttention, cache: KVCache, batch: StepBatch
+    ) -> torch.Tensor:
         out = self._buffer("attention", qkv.shape[0], self._q_size)
         arguments = self._attention
         arguments.qkv, arguments.out = qkv.data_ptr(), out.data_ptr()
@@ -113,6 +122,9 @@ class CPUBackend:
         if cache.key_scales is not None and cache.value_scales is not None:
             arguments.key_scales = cache.key_scales[layer].data_ptr()
             arguments.value_scales = cache.value_scales[layer].data_ptr()
+        arguments.cos, arguments.sin = kind.rope.cos.data_ptr(), kind.rope.sin.data_ptr()
+        arguments.query_norm, arguments.key_norm = _address(kind.query_norm), _address(kind.key_norm)
+        arguments.window = kind.window or 0
         arguments.positions, arguments.slots = batch.positions.data_ptr(), batch.slots.data_ptr()
         arguments.tables, arguments.sequences = batch.block_tables.data_ptr(), batch.sequences.data_ptr()
         arguments.rows, arguments.table_width = batch.num_rows, batch.block_tables.shape[1]
@@ -128,9 +140,12 @@ class CPUBackend:
         return buffer[:rows]
 
 
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
 def make_backend(
     config: ModelConfig,
-    rope: RopeTable,
     dtype: torch.dtype,
     *,
     block_size: int,
@@ -141,10 +156,10 @@ def make_backend(
     try:
         _check_shapes(config, block_size)
         library = load_library(dtype, cache_dir or default_cache_dir(), cache_dtype)
-        return CPUBackend(config, rope, dtype, library, cache_dtype)
+        return CPUBackend(config, dtype, library, cache_dtype)
     except KernelsUnavailable as reason:
         warnings.warn(f"Generating with slow torch kernels: {reason}", RuntimeWarning, stacklevel=2)
-        return TorchReference(config, rope, dtype, cache_dtype)
+        return TorchReference(config, dtype, cache_dtype)
 
 
 def default_cache_dir() -> Path:

@@ -1,11 +1,11 @@
-/* What lies between the matrix products of a Llama layer, for CPUs.
+/* What lies between the matrix products of a decoder layer, for CPUs.
  *
  * Compiled by native_engine/attention/cpu.py, once per activation type: bf16 by default, fp32 with -DSCALAR_F32. Plain C with
  * GCC's vector extensions, so it builds for any ISA that GCC or Clang know; sums are fp32 everywhere.
  *
  * The promise that the engine's exactness rests on: the result for one row is a function of that row, its position and its
  * sequence's keys and values alone. Threads share out rows and heads, never the terms of a sum; keys are walked in tiles of
- * one block from position 0, whatever the chunk, the batch or the number of threads.
+ * one block, from the block of the first position that the row may see, whatever the chunk, the batch or the number of threads.
  *
  * Memory, with B = block_size and D = head_dim (both multiples of 16):
  *     keys   [num_blocks][kv_heads][D][B]     one block of one head is a matrix whose columns are positions
@@ -118,17 +118,35 @@ INLINE vfloat exponential(vfloat x) {
     return select(underflow, splat(0.0f), p * (vfloat)scale);
 }
 
-/* residual += delta (delta may be NULL); out = residual / rms(residual) * weight. `size` is a multiple of 16. */
-void add_rms_norm(float *residual, const scalar *delta, const float *weight, scalar *out, int64_t rows, int64_t size,
-                  float eps) {
+/* 1 / rms(x) of `size` values, a multiple of 16 */
+INLINE float inverse_rms(const scalar *x, int64_t size, float eps) {
+    vfloat squares = splat(0.0f);
+    for (int64_t i = 0; i < size; i += LANES) {
+        vfloat value = load(x + i);
+        squares += value * value;
+    }
+    return 1.0f / sqrtf(sum_lanes(squares) / (float)size + eps);
+}
+
+/* residual += delta (may be NULL), which is delta / rms(delta) * delta_weight where that is given;
+ * out = residual / rms(residual) * weight. `size` is a multiple of 16. */
+void add_rms_norm(float *residual, const scalar *delta, const float *delta_weight, const float *weight, scalar *out,
+                  int64_t rows, int64_t size, float eps) {
 #pragma omp parallel for schedule(static) if (rows > FEW_ROWS)
     for (int64_t row = 0; row < rows; row++) {
         float *x = residual + row * size;
+        const scalar *added = delta ? delta + row * size : NULL;
+        if (added && delta_weight) {
+            float scale = inverse_rms(added, size, eps);
+            for (int64_t i = 0; i < size; i += LANES)
+                *(vfloat *)(x + i) += load(added + i) * scale * *(const vfloat *)(delta_weight + i);
+            added = NULL;
+        }
         vfloat squares = splat(0.0f);
         for (int64_t i = 0; i < size; i += LANES) {
             vfloat value = *(vfloat *)(x + i);
-            if (delta) {
-                value += load(delta + row * size + i);
+            if (added) {
+                value += load(added + i);
                 *(vfloat *)(x + i) = value;
             }
             squares += value * value;
@@ -139,15 +157,18 @@ void add_rms_norm(float *residual, const scalar *delta, const float *weight, sca
     }
 }
 
-/* out = silu(gate) * up, where each row of gate_up is the gate followed by up. `size` is a multiple of 16. */
-void silu_mul(const scalar *gate_up, scalar *out, int64_t rows, int64_t size) {
+/* out = activation(gate) * up, where each row of gate_up is the gate followed by up. `size` is a multiple of 16.
+ * silu(g) = g / (1 + e^-g), and gelu(g), by its tanh formula, = g / (1 + e^-z) with z = 2 sqrt(2 / pi) (g + 0.044715 g^3). */
+void gate(const scalar *gate_up, scalar *out, int64_t rows, int64_t size, int is_gelu) {
 #pragma omp parallel for schedule(static) if (rows > FEW_ROWS)
     for (int64_t row = 0; row < rows; row++) {
         const scalar *gate = gate_up + row * 2 * size, *up = gate + size;
         for (int64_t i = 0; i < size; i += LANES) {
             vfloat g = load(gate + i);
-            /* e^-g may overflow to infinity only where silu(g) is 0 anyway; the clamp keeps `exponential` in its range */
-            vfloat negative = select(-g > splat(87.0f), splat(87.0f), -g);
+            vfloat z = g;
+            if (is_gelu) z = g * (1.59576912f + 0.0713548163f * g * g);
+            /* e^-z may overflow to infinity only where the result is 0 anyway; the clamp keeps `exponential` in its range */
+            vfloat negative = select(-z > splat(87.0f), splat(87.0f), -z);
             store(out + row * size + i, g / (1.0f + exponential(negative)) * load(up + i));
         }
     }
@@ -159,16 +180,27 @@ typedef struct { /* one layer's attention over one step; mirrored by a ctypes St
     cached *keys, *values;    /* this layer's cache */
     bf16 *key_scales, *value_scales; /* [num_blocks][kv_heads][B], with KV_INT8 only */
     const float *cos, *sin;   /* [max_position][D / 2] */
+    const float *query_norm, *key_norm; /* [D]: RMS norm of every head before it is rotated; both or neither NULL */
     const int32_t *positions; /* [rows] */
     const int32_t *slots;     /* [rows]: block * B + offset of the row's own key and value */
     const int32_t *tables;    /* [sequences][table_width]: block numbers */
     const int32_t *sequences; /* [rows]: the row's line in `tables` */
     int64_t rows, table_width, query_heads, kv_heads, head_dim, block_size;
+    int64_t window; /* how many positions a row sees, its own included; 0: all before it */
+    float scale;    /* of the scores */
+    float eps;
 } Attention;
 
-INLINE void rotate(const scalar *x, float *out, const float *cos, const float *sin, int64_t half) {
+/* One head, normalised where there is a `norm`, and rotated. */
+INLINE void rotate(const scalar *x, float *out, const float *norm, float eps, const float *cos, const float *sin,
+                   int64_t half) {
+    const float scale = norm ? inverse_rms(x, 2 * half, eps) : 1.0f;
     for (int64_t i = 0; i < half; i++) {
         float a = widen(x[i]), b = widen(x[i + half]);
+        if (norm) {
+            a = a * scale * norm[i];
+            b = b * scale * norm[i + half];
+        }
         out[i] = a * cos[i] - b * sin[i];
         out[i + half] = b * cos[i] + a * sin[i];
     }
@@ -195,12 +227,12 @@ static void rope_and_store(const Attention *a, int64_t row) {
     const scalar *key = query + a->query_heads * dim, *value = key + a->kv_heads * dim;
     float rotated[MAX_HEAD_DIM];
     for (int64_t head = 0; head < a->query_heads; head++) {
-        rotate(query + head * dim, rotated, cos, sin, dim / 2);
+        rotate(query + head * dim, rotated, a->query_norm, a->eps, cos, sin, dim / 2);
         for (int64_t i = 0; i < dim; i++) query[head * dim + i] = narrow(rotated[i]);
     }
     for (int64_t head = 0; head < a->kv_heads; head++) {
         const int64_t at = (block * a->kv_heads + head) * dim * block_size;
-        rotate(key + head * dim, rotated, cos, sin, dim / 2);
+        rotate(key + head * dim, rotated, a->key_norm, a->eps, cos, sin, dim / 2);
 #ifdef KV_INT8
         const int64_t place = (block * a->kv_heads + head) * block_size + offset;
         scalar narrowed[MAX_HEAD_DIM];
@@ -220,17 +252,17 @@ INLINE void attend(const Attention *a, int64_t row, int64_t first_head, int64_t 
     const int columns = block_size / LANES, parts = dim / LANES;
     const int32_t *table = a->tables + (int64_t)a->sequences[row] * a->table_width;
     const int64_t known = (int64_t)a->positions[row] + 1;
+    const int64_t first = a->window && known > a->window ? known - a->window : 0;
     const scalar *query = a->qkv + row * (a->query_heads + 2 * a->kv_heads) * dim + first_head * dim;
-    const float scale = 1.0f / sqrtf((float)dim);
     float q[MAX_HEADS][MAX_HEAD_DIM], top[MAX_HEADS], total[MAX_HEADS], weights[MAX_HEADS][MAX_BLOCK];
     vfloat acc[MAX_HEADS][MAX_HEAD_DIM / LANES];
     for (int h = 0; h < heads; h++) {
-        for (int i = 0; i < dim; i++) q[h][i] = widen(query[h * dim + i]) * scale;
+        for (int i = 0; i < dim; i++) q[h][i] = widen(query[h * dim + i]) * a->scale;
         for (int p = 0; p < parts; p++) acc[h][p] = splat(0.0f);
         top[h] = -INFINITY;
         total[h] = 0.0f;
     }
-    for (int64_t start = 0; start < known; start += block_size) {
+    for (int64_t start = first - first % block_size; start < known; start += block_size) {
         const int64_t at = ((int64_t)table[start / block_size] * a->kv_heads + kv_head) * dim * block_size;
         const cached *keys = a->keys + at, *values = a->values + at;
         if (start + block_size < known) { /* the next block is elsewhere: the hardware does not foresee it */
@@ -242,6 +274,7 @@ INLINE void attend(const Attention *a, int64_t row, int64_t first_head, int64_t 
         }
         const int64_t left = known - start;
         const int count = left < block_size ? (int)left : block_size;
+        const int skipped = start < first ? (int)(first - start) : 0;
 
         vfloat score[MAX_HEADS][MAX_BLOCK / LANES];
         for (int h = 0; h < heads; h++)
@@ -258,10 +291,11 @@ INLINE void attend(const Attention *a, int64_t row, int64_t first_head, int64_t 
         }
 #endif
         for (int h = 0; h < heads; h++) {
-            if (count < block_size) { /* positions after the row's own: not yet written, or not yet to be seen */
+            if (count < block_size || skipped) { /* after the row's own position, or before its window */
                 const vint lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
                 for (int c = 0; c < columns; c++)
-                    score[h][c] = select(lane + c * LANES < count, score[h][c], splat(-INFINITY));
+                    score[h][c] = select((lane + c * LANES < count) & (lane + c * LANES >= skipped), score[h][c],
+                                         splat(-INFINITY));
             }
             vfloat best = score[h][0];
             for (int c = 1; c < columns; c++) best = larger(best, score[h][c]);
@@ -280,7 +314,7 @@ INLINE void attend(const Attention *a, int64_t row, int64_t first_head, int64_t 
             top[h] = new_top;
             for (int p = 0; p < parts; p++) acc[h][p] *= fade;
         }
-        for (int j = 0; j < count; j++)
+        for (int j = skipped; j < count; j++)
             for (int p = 0; p < parts; p++) {
                 vfloat v = load_cached(values + j * dim + p * LANES);
                 for (int h = 0; h < heads; h++) acc[h][p] += weights[h][j] * v;

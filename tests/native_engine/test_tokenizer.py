@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from native_engine.gguf import BadModelFile, GGUFFile
+from native_engine.models.config import UnsupportedModel
 from native_engine.tokenizer import LONG_TEXT_CHARS, TextTokenizer, from_gguf, open_tokenizer
-from native_engine.weights import UnsupportedModel
 from tests.native_engine.tiny_llama import EOS, write_tiny_llama
 
 GPT2_WORDS = regex.compile(r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
@@ -115,7 +116,9 @@ def _cached(path: Path, _cache: dict[Path, TextTokenizer] = {}) -> TextTokenizer
     return _cache.setdefault(path, _cache.get(path) or open_tokenizer(path))
 
 
-def write_vocabulary(path: Path, model: str = "gpt2", pre: str = "gpt-2", **arrays: list[Any]) -> GGUFFile:
+def write_vocabulary(
+    path: Path, model: str = "gpt2", pre: str = "gpt-2", *, adds_space: bool = True, **arrays: list[Any]
+) -> GGUFFile:
     writer = gguf.GGUFWriter(path, "llama")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     writer.add_string("tokenizer.ggml.model", model)
@@ -127,6 +130,7 @@ def write_vocabulary(path: Path, model: str = "gpt2", pre: str = "gpt-2", **arra
             writer.add_array(f"tokenizer.ggml.{name}", values)
     writer.add_uint32("tokenizer.ggml.bos_token_id", 0)
     writer.add_bool("tokenizer.ggml.add_bos_token", True)
+    writer.add_bool("tokenizer.ggml.add_space_prefix", adds_space)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
@@ -145,7 +149,8 @@ def test_gpt2_vocabularies_keep_digits_together_until_merges_say_otherwise(tmp_p
 @pytest.mark.parametrize(
     ("fields", "error", "reason"),
     [
-        ({"model": "llama"}, UnsupportedModel, "'llama' tokenizer"),
+        ({"model": "bert"}, UnsupportedModel, "'bert' tokenizer"),
+        ({"model": "llama", "scores": [0.0]}, BadModelFile, "1 scores"),
         ({"pre": "deepseek-llm"}, UnsupportedModel, "'deepseek-llm'"),
         ({"tokens": []}, BadModelFile, "no vocabulary"),
         ({"merges": ["broken"]}, BadModelFile, "'broken' is not a BPE merge"),
@@ -157,6 +162,111 @@ def test_a_vocabulary_that_we_cannot_read_is_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=reason):
         from_gguf(write_vocabulary(tmp_path / "v.gguf", **fields))
+
+
+class SlowSentencePiece:
+    """SentencePiece's BPE as it is described: the neighbours whose union scores highest are joined, the leftmost first;
+    what is no piece in the end is written in bytes. User-defined tokens stand before all that, the longest first."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        fields = file.metadata
+        self._tokens, self._scores = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.scores"]
+        self._ids = {token: number for number, token in enumerate(self._tokens)}
+        whole = {t for t, kind in zip(self._tokens, fields["tokenizer.ggml.token_type"], strict=True) if kind in (3, 4)}
+        self._whole = regex.compile("|".join(regex.escape(t) for t in sorted(whole, key=len, reverse=True)))
+        self._adds_space = fields.get("tokenizer.ggml.add_space_prefix", True)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        at = 0
+        for match in self._whole.finditer(text):
+            ids += [*self._encode_piece(text[at : match.start()]), self._ids[match[0]]]
+            at = match.end()
+        return ids + self._encode_piece(text[at:])
+
+    def _encode_piece(self, text: str) -> list[int]:
+        parts = list((" " * (self._adds_space and bool(text)) + text).replace(" ", "\u2581"))
+        while True:
+            unions = [(left + right, at) for at, (left, right) in enumerate(itertools.pairwise(parts))]
+            known = [(-self._scores[self._ids[union]], at) for union, at in unions if union in self._ids]
+            if not known:
+                break
+            at = min(known)[1]
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        return [
+            token
+            for part in parts
+            for token in (
+                [self._ids[part]] if part in self._ids else [self._ids[f"<0x{byte:02X}>"] for byte in part.encode()]
+            )
+        ]
+
+
+AWKWARD = (
+    *TEXTS,
+    "   three spaces, then\ttab \n\n\n\n lines\r\n",
+    "<b>bold</b><table><tr><td>1</td></tr></table>",
+    "\u0000\u0001\x7f \ufeff\ufffd \U0010ffff",
+    "\u2174\U0001d518\U0001d52b n\u0303 \u00f1 \u0130stanbul \ufb01",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!!!!!!!!!!!!!!",
+    "\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627 \u0928\u092e\u0938\u094d\u0924\u0947 \ud55c\uad6d\uc5b4",
+    "https://example.com/a?b=c&d=%20#e",
+    "x" + " " * 40 + "y" + "\n" * 40,
+)
+
+
+def write_pieces(path: Path, *, adds_space: bool) -> GGUFFile:
+    words = [
+        "he",
+        "el",
+        "ll",
+        "lo",
+        "hel",
+        "llo",
+        "hell",
+        "\u2581h",
+        "\u2581hel",
+        "\u2581w",
+        "or",
+        "ld",
+        "wor",
+        "\u2581wor",
+    ]
+    letters = sorted(set("".join(words)))
+    tokens = ["<unk>", "<s>", "</s>", "  ", *[f"<0x{byte:02X}>" for byte in range(256)], *words, *letters]
+    kinds = [2, 3, 3, 4, *[6] * 256, *[1] * (len(words) + len(letters))]
+    scores = [0.0] * 260 + [-float(number) for number in range(len(words) + len(letters))]
+    return write_vocabulary(
+        path, "llama", "default", adds_space=adds_space, tokens=tokens, token_type=kinds, scores=scores, merges=[]
+    )
+
+
+@pytest.mark.parametrize("adds_space", [False, True])
+def test_sentencepiece_joins_what_scores_highest_and_spells_the_rest_in_bytes(tmp_path: Path, adds_space: bool) -> None:
+    file = write_pieces(tmp_path / "v.gguf", adds_space=adds_space)
+    tokenizer, slow = from_gguf(file), SlowSentencePiece(file)
+    for text in (*AWKWARD, "hello world", "hellohello  llo", "h", "<s>hello</s>hello", "\u2581"):
+        assert tokenizer.encode(text) == slow.encode(text), text
+        # A space is put in front of each text between tokens that stand whole, as llama.cpp does; it cannot be undone.
+        if "<s>" not in text and "\u2581" not in text and not (adds_space and "  " in text):
+            assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.token_bytes[4 + 0xE9] == b"\xe9"
+    assert tokenizer.token_bytes[tokenizer.encode("  wor")[-1]][-3:] == b"wor"
+
+
+GEMMA = Path(os.environ.get("GOODGATE_HOME", ".goodgate")).resolve() / "models" / "gemma3-270m" / "model.gguf"
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not GEMMA.exists(), reason="needs: goodgate models pull gemma3-270m")
+def test_gemma_s_vocabulary_encodes_as_sentencepiece_does() -> None:
+    file = GGUFFile(GEMMA)
+    tokenizer, slow = from_gguf(file), SlowSentencePiece(file)
+    for text in AWKWARD:
+        assert tokenizer.encode(text) == slow.encode(text), text
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode("Hello world", add_special_tokens=True) == [2, 9259, 1902]
+    assert tokenizer.encode("<start_of_turn>user\n") == [105, 2364, 107]
 
 
 def test_a_folder_brings_its_tokenizer_and_template(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -18,9 +17,11 @@ from native_engine.attention.base import KVCache, StepBatch
 from native_engine.errors import EngineError
 from native_engine.gguf import BadModelFile
 from native_engine.loading import load, make_model
+from native_engine.models.config import UnsupportedModel
 from native_engine.sampling_params import SamplingParams
 from native_engine.tokenizer import open_tokenizer
-from native_engine.weights import ModelConfig, UnsupportedModel, open_checkpoint
+from native_engine.weights import open_checkpoint
+from tests.native_engine.gguf_files import write_gguf
 from tests.native_engine.test_exactness import with_changes
 from tests.native_engine.tiny_llama import (
     ENGINE_CONFIG,
@@ -52,7 +53,7 @@ def logits(path: Path, token_ids: list[int], kernel_cache: Path) -> torch.Tensor
     [
         {},
         {"tied_embeddings": True},
-        {"rope_scaling": LLAMA3},
+        {"rope": LLAMA3},
         {"num_heads": 6, "num_kv_heads": 1, "head_dim": 32},  # more heads than one pass takes, heads wider than hidden
     ],
     ids=["plain", "tied", "llama3-rope", "one-kv-head"],
@@ -71,45 +72,6 @@ def test_a_folder_computes_what_transformers_computes(
     with torch.inference_mode():
         expected = oracle(torch.tensor([token_ids])).logits[0]
     torch.testing.assert_close(logits(folder, token_ids, kernel_cache), expected, atol=2e-4, rtol=1e-4)
-
-
-def write_gguf(path: Path, config: ModelConfig, weights: dict[str, torch.Tensor], **fields: Any) -> Path:
-    """As llama.cpp's converter does it: its names, and query and key rows with the halves of a head interleaved."""
-    writer = gguf.GGUFWriter(path, fields.pop("architecture", "llama"))
-    fields_of_tokenizer = fields.pop("tokenizer", {})
-    numbers = {
-        "block_count": config.num_layers,
-        "context_length": config.max_model_len,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_heads,
-        "attention.head_count_kv": config.num_kv_heads,
-        "attention.key_length": config.head_dim,
-        "vocab_size": config.vocab_size,
-    }
-    for key, number in (numbers | fields).items():
-        writer.add_uint32(f"llama.{key}", number)
-    for key, value in fields_of_tokenizer.items():
-        (writer.add_array if isinstance(value, list) else writer.add_string)(f"tokenizer.{key}", value)
-    writer.add_float32("llama.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
-    writer.add_float32("llama.rope.freq_base", config.rope_theta)
-    names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
-    names |= {"self_attn.o_proj": "attn_output", "input_layernorm": "attn_norm", "mlp.gate_proj": "ffn_gate"}
-    names |= {"post_attention_layernorm": "ffn_norm", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
-    names |= {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    names |= {"model.layers.": "blk."}
-    for name, value in weights.items():
-        heads = config.num_heads if "q_proj" in name else config.num_kv_heads if "k_proj" in name else 0
-        if heads:
-            value = value.view(heads, 2, config.head_dim // 2, -1).transpose(1, 2).reshape(value.shape)
-        for old, new in names.items():
-            name = name.replace(old, new)
-        writer.add_tensor(name, value.contiguous().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -143,10 +105,15 @@ def test_shards_are_found_through_their_index(tmp_path: Path) -> None:
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
         ({"architectures": None}, "unknown"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
-        ({"attention_bias": True}, "attention_bias"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "'longrope' is not supported; linear, llama3"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7}}, "without mscale"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "'dynamic' turns all keys anew as a text grows",
+        ),
     ],
 )
 def test_what_we_do_not_compute_is_refused_by_name(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
@@ -166,6 +133,9 @@ def test_what_we_do_not_compute_is_refused_by_name(tmp_path: Path, change: dict[
         ({"num_attention_heads": 0, "head_dim": 16}, "num_heads is 0"),
         ({"num_hidden_layers": 2**40}, "claims 1099511627776 layers and holds 21 tensors"),
         ({"num_hidden_layers": math.inf}, "incomplete or wrong"),
+        ({"attention_bias": True}, r"lacks the tensor model.layers.0.self_attn.q_proj.bias"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0.0}}, "factor is 0.0"),
+        ({"rope_parameters": {"rope_theta": 1.0}}, "rope_theta is 1.0"),
         ({"rms_norm_eps": math.nan}, "rms_norm_eps is nan"),
         ({"max_position_embeddings": -1}, "max_model_len is -1"),
         ({"bos_token_id": 320}, "320 is named as a special token"),
@@ -181,12 +151,12 @@ def test_a_folder_that_contradicts_itself_is_refused(tmp_path: Path, change: dic
 
 def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
     config = tiny_config()
-    extra = random_weights(config) | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(config.q_size)}
+    extra = random_weights(config) | {"model.layers.0.self_attn.q_norm.weight": torch.ones(config.head_dim)}
     folder = write_tiny_llama(tmp_path / "tiny")
     save_file(extra, folder / "model.safetensors")
-    with pytest.raises(UnsupportedModel, match=r"q_proj\.bias"):
+    with pytest.raises(UnsupportedModel, match=r"llama has no place for: .*q_norm\.weight"):
         open_checkpoint(folder)
-    with pytest.raises(UnsupportedModel, match=r"q\.bias|q_proj\.bias"):
+    with pytest.raises(UnsupportedModel, match=r"q_norm\.weight"):
         open_checkpoint(write_gguf(tmp_path / "m.gguf", config, extra))
 
 
@@ -205,8 +175,8 @@ def test_broken_and_missing_files_are_bad_model_files(tmp_path: Path) -> None:
 def test_a_gguf_of_another_architecture_is_refused(tmp_path: Path) -> None:
     config = tiny_config()
     weights = random_weights(config)
-    with pytest.raises(UnsupportedModel, match="'qwen2'"):
-        open_checkpoint(write_gguf(tmp_path / "m.gguf", config, weights, architecture="qwen2"))
+    with pytest.raises(UnsupportedModel, match="'mamba'; this engine runs llama, qwen2, qwen3, gemma3"):
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", config, weights, architecture="mamba"))
     with pytest.raises(UnsupportedModel, match="mixture of experts"):
         open_checkpoint(write_gguf(tmp_path / "m.gguf", config, weights, expert_count=8))
     with pytest.raises(UnsupportedModel, match=r"rope\.dimension_count"):

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from native_engine.config import EngineConfig
-from native_engine.weights import Llama3RopeScaling, ModelConfig
+from native_engine.models.config import Llama3RopeScaling, ModelConfig, Rope
 
 VOCAB_SIZE = 320  # 3 special tokens, 256 bytes, and numbers that no text uses
 EOS = "<|end|>"
@@ -26,7 +26,10 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|begin|>assistant\n{% endif %}"
 )
 
-LLAMA3 = Llama3RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+LLAMA3 = Rope(
+    10000.0,
+    Llama3RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
+)
 
 
 def tiny_config(**changes: Any) -> ModelConfig:
@@ -39,7 +42,7 @@ def tiny_config(**changes: Any) -> ModelConfig:
         "num_kv_heads": 2,
         "head_dim": 16,
         "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
+        "rope": Rope(10000.0),
         "max_model_len": 256,
         "tied_embeddings": False,
         "bos_token_id": 0,
@@ -60,8 +63,8 @@ def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, torch.Tensor
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if scaling := config.rope_scaling:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope.theta}
+    if isinstance(scaling := config.rope.scaling, Llama3RopeScaling):
         rope |= {
             "rope_type": "llama3",
             "factor": scaling.factor,
