@@ -33,6 +33,7 @@ from adapters.errors import (
     EngineUnavailable,
     GoodgateError,
     InvalidRequest,
+    Overloaded,
     StreamInterrupted,
 )
 from adapters.launching.launch import Launchable
@@ -87,6 +88,9 @@ class NativeSettings(EngineOptions):
     preemption: Literal["recompute", "swap", "auto"] | None = None
     swap_space_mib: AtLeastOne | None = None
     num_threads: AtLeastOne | None = None
+    ttft_target_ms: Annotated[float, Meta(gt=0)] | None = None
+    tpot_target_ms: Annotated[float, Meta(gt=0)] | None = None
+    when_late: Literal["queue", "relegate", "refuse"] | None = None  # a request whose first token cannot be in time
 
 
 class NativeOptions(NativeSettings, kw_only=True):
@@ -441,7 +445,7 @@ def _check_prompt(num_prompt_tokens: int, request: GenerateRequest, max_model_le
 
 def _translated(error: NativeError, request: GenerateRequest, *, has_begun: bool) -> GoodgateError:
     """Our error for one of the engine's. Its messages about a parameter begin with the name."""
-    from native_engine.errors import GrammarFailed, InvalidParams, PromptTooLong, StepFailed
+    from native_engine.errors import GrammarFailed, InvalidParams, PromptTooLong, StepFailed, TooLate
 
     if isinstance(error, PromptTooLong):
         return ContextLengthExceeded(str(error), param=_prompt_field(request))
@@ -449,6 +453,8 @@ def _translated(error: NativeError, request: GenerateRequest, *, has_begun: bool
         name, _, fault = str(error).partition(" ")
         name = {"prompt_ids": _prompt_field(request), "grammar": _grammar_field(request)}.get(name, name)
         return InvalidRequest(f"{name} {fault}", param=name)
+    if isinstance(error, TooLate):
+        return Overloaded(str(error), retry_after_s=error.retry_after_s)
     if isinstance(error, GrammarFailed | StepFailed) and not has_begun:
         return EngineFailed(str(error))
     return StreamInterrupted(str(error)) if has_begun else EngineUnavailable(str(error))

@@ -30,7 +30,7 @@ from typing import Literal, Self, TypeAlias
 from native_engine.config import EngineConfig
 from native_engine.detokenizer import OutputText
 from native_engine.engine import Choice, Stats, StepOutput
-from native_engine.errors import EngineError, EngineStopped, GrammarFailed, InvalidParams, StepFailed
+from native_engine.errors import EngineError, EngineStopped, GrammarFailed, InvalidParams, StepFailed, TooLate
 from native_engine.loading import LoadedModel, load
 from native_engine.sampling_params import Grammar, SamplingParams
 from native_engine.sequence import Matcher
@@ -355,9 +355,9 @@ class AsyncEngine:
             return
         for output in outputs:
             stream = self._streams[output.request_id]
-            if output.finish_reason == "error":
+            if output.finish_reason in ("error", "late"):
                 del self._streams[stream.request_id]
-                news.append((stream, GrammarFailed(output.failure)))
+                news.append((stream, self._error(output)))
                 continue
             delta = stream.take(output)
             news.append((stream, delta))
@@ -367,6 +367,11 @@ class AsyncEngine:
                     self._engine.abort(stream.request_id)
         self._stats = self._engine.stats()
         self._deliver(news)
+
+    def _error(self, output: StepOutput) -> EngineError:
+        if output.finish_reason == "late":
+            return TooLate(output.expected_ttft_s, self._engine.targets.ttft_s or 0.0)
+        return GrammarFailed(output.failure)
 
     def _fail(self, failure: StepFailed) -> None:
         """Those who had a part in it: which of them was too much, nobody knows."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from native_engine.errors import InvalidParams
+from native_engine.pacing import Targets, WhenLate
 
 Dtype = Literal["bfloat16", "float32"]
 KVCacheDtype = Literal["auto", "int8"]
@@ -35,6 +36,17 @@ class EngineConfig:
     preemption: Preemption = "recompute"  # what becomes of blocks that are taken back; auto: what costs less
     swap_space_mib: int = 0  # host memory for them, beside `kv_cache_mib`
     num_threads: int | None = None
+    ttft_target_ms: float | None = None  # latency targets, see pacing.py
+    tpot_target_ms: float | None = None
+    when_late: WhenLate = "queue"
+
+    @property
+    def targets(self) -> Targets:
+        return Targets(
+            ttft_s=None if self.ttft_target_ms is None else self.ttft_target_ms / 1000,
+            tpot_s=None if self.tpot_target_ms is None else self.tpot_target_ms / 1000,
+            when_late=self.when_late,
+        )
 
     def __post_init__(self) -> None:
         if self.dtype not in get_args(Dtype):
@@ -57,6 +69,7 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 _at_least(1, name, getattr(self, name))
         _every_decode_fits(self.max_num_seqs, self.max_num_batched_tokens)
+        _ = self.targets  # checks them
 
     def for_scheduler(
         self, *, max_model_len: int, vocab_size: int, eos_token_ids: Iterable[int], sliding_window: int | None = None

@@ -23,10 +23,12 @@ from native_engine.blocks import BlockPool
 from native_engine.config import SchedulerConfig
 from native_engine.errors import InvalidParams, StepFailed
 from native_engine.memory import Costs
+from native_engine.pacing import NO_TARGETS, Pace, Targets
 from native_engine.sampling_params import SamplingParams
 from native_engine.scheduler import Scheduler
 from native_engine.sequence import CacheKey, FinishReason, Matcher, Sequence, Status
 from native_engine.step import ScheduledChunk, StepPlan
+from native_engine.step_time import StepTimeModel
 
 LONG_STEP_TOKENS = 32  # beside the decodes: from here on a step's time is that of its tokens
 
@@ -55,6 +57,7 @@ class StepOutput:
     num_prompt_tokens: int
     num_cached_tokens: int
     failure: str = ""  # beside the finish reason "error"
+    expected_ttft_s: float = 0.0  # beside the finish reason "late"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +73,15 @@ class Stats:
     prefix_hits_after_preemption: int
     num_preemptions: int
     num_forks: int
+    num_put_back: int
+    num_late: int
     copied_blocks: int
     swapped_out_blocks: int
     swapped_in_blocks: int
     lost_tokens: int  # of preempted requests: to be computed again where no cache has them
     num_steps: int
     last_step_s: float
+    step_time_error: float  # what the model of step times errs by at its 99th percentile, of the step's time
 
 
 class Engine:
@@ -87,12 +93,15 @@ class Engine:
         *,
         host_pool: BlockPool | None = None,
         costs: Costs | None = None,
+        targets: Targets = NO_TARGETS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._config = config
         self._pool = pool
         self._costs = costs or Costs()
-        self._scheduler = Scheduler(config, pool, host_pool, self._costs)
+        self.targets = targets
+        self._step_times = StepTimeModel()
+        self._scheduler = Scheduler(config, pool, host_pool, self._costs, Pace(targets, self._step_times))
         self._runner = runner
         self._clock = clock
         self._last_step_s = 0.0
@@ -130,7 +139,7 @@ class Engine:
             self._sequence(list(prompt_ids), choice, keys) for choice in (Choice(request_id, params, matcher), *others)
         )
         first.branches = rest
-        self._scheduler.add(first)
+        self._scheduler.add(first, self._clock())
 
     def fork(self, request_id: str, child_id: str, params: SamplingParams | None = None) -> None:
         """Let a second text go on from where a request is now. It shares what has been computed, and counts the tokens
@@ -171,20 +180,24 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """Compute one step. Where the runner fails, the step is taken back, and `StepFailed` names who was in it: they
         can be aborted, or be in the next step again."""
-        plan = self._scheduler.plan()
-        if plan is None:
-            return []
         started = self._clock()
+        late = [_ended_late(sequence) for sequence in self._scheduler.sort_out_late(started)]
+        plan = self._scheduler.plan(started)
+        if plan is None:
+            return late
         try:
             sampled = self._runner.run(plan)
         except Exception as error:
             self._scheduler.rollback(plan)
             raise StepFailed([chunk.sequence.request_id for chunk in plan.chunks]) from error
-        self._scheduler.commit(plan, sampled)
-        self._last_step_s = self._clock() - started
+        ended = self._clock()
+        self._last_step_s = ended - started
+        if ended > started:
+            self._step_times.observe(plan.work, self._last_step_s)
+        self._scheduler.commit(plan, sampled, ended)
         if plan.num_tokens - len(plan.chunks) >= LONG_STEP_TOKENS:
             self._costs.note_prefill(self._last_step_s / plan.num_tokens)
-        return [
+        return late + [
             _output(chunk, token_id)
             for chunk, token_id in zip(plan.chunks, sampled, strict=True)
             if token_id is not None and chunk.sequence.status is not Status.ABORTED
@@ -206,12 +219,15 @@ class Engine:
             prefix_hits_after_preemption=counters.prefix_hits_after_preemption,
             num_preemptions=counters.preemptions,
             num_forks=counters.forks,
+            num_put_back=counters.put_back,
+            num_late=counters.late,
             copied_blocks=memory.copied_blocks,
             swapped_out_blocks=memory.swapped_out_blocks,
             swapped_in_blocks=memory.swapped_in_blocks,
             lost_tokens=memory.lost_tokens,
             num_steps=counters.steps,
             last_step_s=self._last_step_s,
+            step_time_error=self._step_times.error(99),
         )
 
     def _check_token_ids(self, field: str, token_ids: SequenceOf[int]) -> None:
@@ -219,6 +235,17 @@ class Engine:
         for token_id in token_ids:
             if not (isinstance(token_id, int) and 0 <= token_id < self._config.vocab_size):
                 raise InvalidParams(f"{field} must hold ids from 0 to {self._config.vocab_size - 1}, not {token_id!r}.")
+
+
+def _ended_late(sequence: Sequence) -> StepOutput:
+    return StepOutput(
+        sequence.request_id,
+        [],
+        sequence.status.finish_reason,
+        sequence.num_prompt_tokens,
+        sequence.num_cached_tokens,
+        expected_ttft_s=sequence.expected_ttft_s,
+    )
 
 
 def _output(chunk: ScheduledChunk, token_id: int) -> StepOutput:

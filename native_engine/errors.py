@@ -4,6 +4,7 @@
     |-- PromptTooLong     the prompt fits neither the model's context nor the KV pool; refused at `add`, never later
     |-- InvalidParams     a field is out of range (also a ValueError); the message names the field and the range
     |-- GrammarFailed     a text that a grammar holds cannot go on; the request ends with this error
+    |-- TooLate           the first token cannot be in time, and the targets say that such requests end
     |-- StepFailed        a step could not be computed: those who had a part in it fail, the engine goes on
     |-- EngineStopped     the engine was closed, or its thread died; nothing is generated any more
     `-- InvariantBroken   the engine's own book-keeping contradicts itself: a bug here, never the caller's fault
@@ -34,6 +35,15 @@ class InvalidParams(EngineError, ValueError):
 
 class GrammarFailed(EngineError):
     pass
+
+
+class TooLate(EngineError):
+    def __init__(self, expected_s: float, target_s: float) -> None:
+        super().__init__(
+            f"The first token would come after about {expected_s:.1f} s; the target is {target_s:g} s. "
+            "Try again later, or elsewhere."
+        )
+        self.retry_after_s = expected_s - target_s
 
 
 class StepFailed(EngineError):

@@ -82,6 +82,7 @@ def make_engine(model: Decoder, config: EngineConfig) -> Engine:
         runner,
         host_pool=None if host is None else BlockPool(host.num_blocks, host.block_size),
         costs=costs,
+        targets=config.targets,
     )
 
 

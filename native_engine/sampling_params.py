@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 from native_engine.errors import InvalidParams
 
+MOST_URGENT = 1000
 COLDEST = 1e-6  # below it the likeliest token has all the weight that fp32 can tell apart
 
 
@@ -40,6 +41,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()  # honoured where there is text: in the asynchronous face
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    priority: int = 0  # lower comes sooner (pacing.py)
     grammar: Grammar | None = None  # it decides where the text may end, so `min_tokens` and `ignore_eos` do not
 
     def __post_init__(self) -> None:
@@ -48,6 +50,7 @@ class SamplingParams:
         _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "finite and at least 0")
         _check("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
         _check("top_k", self.top_k, self.top_k >= 0, "at least 0 (0 turns it off)")
+        _check("priority", self.priority, abs(self.priority) <= MOST_URGENT, f"from -{MOST_URGENT} to {MOST_URGENT}")
         _check("min_p", self.min_p, 0 <= self.min_p <= 1, "from 0 to 1")
         _check(
             "repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < math.inf, "finite and above 0"

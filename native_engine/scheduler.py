@@ -1,11 +1,12 @@
 """Decides what the next step computes. Takes sequences and a block pool; touches no tensors, no clock, no threads.
 
-    plan = scheduler.plan()                      # None: no work
-    sampled = runner.run(plan)                   # one token id, or None, per chunk
-    finished = scheduler.commit(plan, sampled)   # or scheduler.rollback(plan), when the run failed
+    late = scheduler.sort_out_late(now)              # those that end unserved
+    plan = scheduler.plan(now)                       # None: no work
+    sampled = runner.run(plan)                       # one token id, or None, per chunk
+    finished = scheduler.commit(plan, sampled, now)  # or scheduler.rollback(plan), when the run failed
 
 One rule: each sequence has `num_computed_tokens` and wants to reach the tokens it knows; a step spends a budget of
-`max_num_batched_tokens` on the differences. A plan is made in this order:
+`max_num_batched_tokens` on the differences, or less where latency targets say so (pacing.py). In this order:
 
 1. Memory. Oldest first, every running sequence gets the blocks for the tokens it knows, and a copy of the block that it
    is about to write into, where others read that too. When the pool is empty, the youngest give back as many of their
@@ -21,7 +22,7 @@ One rule: each sequence has `num_computed_tokens` and wants to reach the tokens 
 Memory (memory.py) is settled before tokens are spent, so nothing that is planned is ever taken back. Blocks for all
 known tokens are taken at admission, so only decodes grow, and no prompt is preempted to make room for another prompt;
 behind a sliding window a prompt holds what its window and one step need. The line is strict: whoever waits is let in by
-arrival, and nobody is overtaken.
+place, which is when its first token is due. Without targets and priorities that is the order of arrival.
 
 A fork stands in the line right behind its parent and shares its blocks. It runs at once where there is a seat, else it
 waits without blocks. `branches` of a sequence are forked off when its first token is sampled: several answers to one
@@ -43,8 +44,10 @@ from native_engine.blocks import BlockPool
 from native_engine.config import SchedulerConfig
 from native_engine.errors import GrammarFailed, InvalidParams, PromptTooLong, require
 from native_engine.memory import Costs, Memory
+from native_engine.pacing import NO_TARGETS, Pace
 from native_engine.sequence import Sequence, Status
 from native_engine.step import ScheduledChunk, StepPlan
+from native_engine.step_time import StepTimeModel
 
 # Of what a step has left, the part for a prompt that cannot end in it. Most, so that prompts end one after another and
 # not all late together; not all, so that short prompts get past a long one.
@@ -58,6 +61,8 @@ class Counters:
     steps: int = 0
     preemptions: int = 0
     forks: int = 0
+    put_back: int = 0  # late ones that let others pass
+    late: int = 0  # ended unserved
     prefix_queries: int = 0
     prefix_hits: int = 0
     prefix_hits_after_preemption: int = 0  # a sequence that meets its own blocks again; no sign of a useful cache
@@ -65,12 +70,18 @@ class Counters:
 
 class Scheduler:
     def __init__(
-        self, config: SchedulerConfig, pool: BlockPool, host_pool: BlockPool | None = None, costs: Costs | None = None
+        self,
+        config: SchedulerConfig,
+        pool: BlockPool,
+        host_pool: BlockPool | None = None,
+        costs: Costs | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        """`host_pool` and `costs`: for preemption by swap."""
+        """`host_pool` and `costs`: for preemption by swap. `pace`: for latency targets."""
         self.config = config
         self.pool = pool
         self.memory = Memory(config, pool, host_pool, costs)
+        self.pace = pace or Pace(NO_TARGETS, StepTimeModel())
         self.counters = Counters()
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -94,8 +105,8 @@ class Scheduler:
 
     # ---- coming and going
 
-    def add(self, sequence: Sequence) -> None:
-        """Put a new sequence at the end of the line. What could never be computed is refused here, not later."""
+    def add(self, sequence: Sequence, now: float = 0.0) -> None:
+        """Put a new sequence in the line. What could never be computed is refused here, not later."""
         known = Counter(each.request_id for each in (sequence, *sequence.branches))
         for request_id, count in known.items():
             if count > 1 or request_id in self._by_id:
@@ -104,11 +115,12 @@ class Scheduler:
             in_context = self.max_len == self.config.max_model_len
             limit = f"the context of {self.max_len}" if in_context else f"the KV cache of {self.max_len}"
             raise PromptTooLong(sequence.num_tokens, self.max_len - 1, limit)
-        sequence.arrival = (self._num_arrived,)
-        self._num_arrived += 1
         for each in (sequence, *sequence.branches):
+            each.arrived_s = now
             self._by_id[each.request_id] = each
-        self.waiting.append(sequence)
+        sequence.arrival = (self.pace.due(sequence), self._num_arrived)
+        self._num_arrived += 1
+        insort(self.waiting, sequence, key=_by_arrival)
 
     def get(self, request_id: str) -> Sequence | None:
         """None: it is not here (any more)."""
@@ -148,6 +160,8 @@ class Scheduler:
     def _fork(self, parent: Sequence, child: Sequence) -> None:
         """The child runs where it would have been let in, else it waits; it holds its parent's place either way."""
         child.arrival = (*parent.arrival, parent.num_forks)
+        child.arrived_s = parent.arrived_s
+        child.first_token_s = parent.first_token_s if child.num_output_tokens else None
         parent.num_forks += 1
         self.counters.forks += 1
         shared = min(parent.num_computed_tokens, child.num_tokens - 1)  # its last token's logits are still to come
@@ -178,10 +192,43 @@ class Scheduler:
 
     # ---- plan
 
-    def plan(self) -> StepPlan | None:
+    def sort_out_late(self, now: float) -> list[Sequence]:
+        """Deal with those whose first token can no longer be in time, as the targets say. Returns those that end."""
+        late = self.pace.late(
+            self.waiting,
+            self.running,
+            now,
+            most=self.config.max_num_batched_tokens,
+            num_cached=lambda sequence: len(self.memory.match(sequence)) * self.pool.block_size,
+        )
+        if self.pace.targets.when_late == "refuse":
+            return [each for sequence, ttft_s in late for each in self._refuse(sequence, ttft_s)]
+        for sequence, _ in late:
+            self._put_back(sequence)
+        return []
+
+    def _put_back(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        sequence.is_put_back = True
+        sequence.arrival = (self.pace.due_again(sequence), *sequence.arrival[1:])
+        insort(self.waiting, sequence, key=_by_arrival)
+        self.counters.put_back += 1
+
+    def _refuse(self, sequence: Sequence, ttft_s: float) -> list[Sequence]:
+        """With the branches that would have been forked off it."""
+        self.waiting.remove(sequence)
+        branches, sequence.branches = sequence.branches, []
+        for each in (sequence, *branches):
+            each.status, each.expected_ttft_s = Status.LATE, ttft_s
+            del self._by_id[each.request_id]
+        self.memory.release(sequence)
+        self.counters.late += 1
+        return [sequence, *branches]
+
+    def plan(self, now: float = 0.0) -> StepPlan | None:
         require(self._in_flight is None, "A step is in flight; commit it or roll it back before the next plan.")
         preempted = self._grow_running()
-        chunks = self._spend_budget(max_admissions=self._max_admissions(preempted))
+        chunks = self._spend_budget(now, max_admissions=self._max_admissions(preempted))
         require(bool(chunks) == self.has_work, "There is work, but no step could be planned for it.")
         if not chunks:
             return None
@@ -225,8 +272,8 @@ class Scheduler:
             return len(self.waiting)
         return 0 if self.running else 1
 
-    def _spend_budget(self, *, max_admissions: int) -> list[ScheduledChunk]:
-        budget = self.config.max_num_batched_tokens
+    def _spend_budget(self, now: float, *, max_admissions: int) -> list[ScheduledChunk]:
+        budget = self.pace.budget(self.running, now, most=self.config.max_num_batched_tokens)
         chunks: list[ScheduledChunk] = []
         decodes_first = sorted(self.running, key=lambda sequence: sequence.num_uncomputed_tokens > 1)
         for sequence in decodes_first:
@@ -256,7 +303,7 @@ class Scheduler:
 
     def _admit_head(self) -> Sequence | None:
         """Let the first in line in, with what the prefix cache has of it *now* and blocks for the rest; or leave it."""
-        if not self.waiting or len(self.running) >= self.config.max_num_seqs:
+        if not self.waiting or len(self.running) >= self.config.max_num_seqs or not self.pace.may_join(self.running):
             return None
         sequence = self.waiting[0]
         hits = self.memory.match(sequence)
@@ -294,7 +341,7 @@ class Scheduler:
 
     # ---- commit
 
-    def commit(self, plan: StepPlan, sampled: SequenceOf[int | None]) -> list[Sequence]:
+    def commit(self, plan: StepPlan, sampled: SequenceOf[int | None], now: float = 0.0) -> list[Sequence]:
         """Take over the results of a step. Returns the sequences that it finished; `abort` has returned the aborted."""
         self._check_answers(plan, sampled)
         self._in_flight = None
@@ -307,6 +354,8 @@ class Scheduler:
                 continue
             self.memory.advance(sequence, chunk.start, chunk.end)
             if token_id is not None:
+                if sequence.first_token_s is None:
+                    sequence.first_token_s = now
                 self._append(sequence, token_id)
                 self._branch_off(sequence)
             if sequence.is_finished:
@@ -386,5 +435,5 @@ class Scheduler:
         require(sorted(alive) == sorted(self._by_id), "A sequence is known by its id, but stands nowhere.")
 
 
-def _by_arrival(sequence: Sequence) -> tuple[int, ...]:
+def _by_arrival(sequence: Sequence) -> tuple[float, ...]:
     return sequence.arrival

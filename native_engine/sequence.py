@@ -9,7 +9,8 @@ preemption are all this one rule.
        ^                  |
        '----preempt-------'          abort: from any state that is not finished --> ABORTED
 
-A commit may also end in FAILED: the sequence's grammar cannot be followed any further.
+A commit may also end in FAILED: the sequence's grammar cannot be followed any further. One that waits may end in LATE:
+its first token cannot be in time any more.
 
 Only the scheduler changes a sequence. Everybody else reads.
 """
@@ -22,7 +23,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from native_engine.sampling_params import SamplingParams
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "late"]
 
 
 class Matcher(Protocol):
@@ -45,6 +46,7 @@ class Status(Enum):
     FINISHED_LENGTH = "length"
     ABORTED = "abort"
     FAILED = "error"
+    LATE = "late"
 
     @property
     def is_finished(self) -> bool:
@@ -58,6 +60,8 @@ class Status(Enum):
             return "length"
         if self is Status.FAILED:
             return "error"
+        if self is Status.LATE:
+            return "late"
         return "abort" if self is Status.ABORTED else None
 
 
@@ -74,7 +78,7 @@ class CacheKey(NamedTuple):
 @dataclass(eq=False, slots=True)
 class Sequence:
     """`seed` is resolved, 0 <= seed < 2**64. `arrival` is the place in the line, which the scheduler gives for life; a
-    fork's begins with its parent's, so it comes right after it.
+    fork's begins with its parent's, so it comes right after it. Times are seconds of the engine's clock.
     """
 
     request_id: str
@@ -83,7 +87,7 @@ class Sequence:
     seed: int
     cache_keys: tuple[CacheKey, ...] = ()
     matcher: Matcher | None = None  # of `params.grammar`
-    arrival: tuple[int, ...] = ()
+    arrival: tuple[float, ...] = ()
     status: Status = Status.WAITING
     token_ids: list[int] = field(init=False)
     block_table: list[int] = field(default_factory=list)
@@ -96,6 +100,10 @@ class Sequence:
     num_forks: int = 0
     branches: list[Sequence] = field(default_factory=list)  # to be forked off when the prompt has been computed
     failure: str = ""  # why it FAILED
+    arrived_s: float = 0.0
+    first_token_s: float | None = None
+    is_put_back: bool = False  # it will be late, so others may pass
+    expected_ttft_s: float = 0.0  # of one that is LATE
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_ids)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from native_engine.sequence import Sequence
+from native_engine.step_time import StepWork, chunk_work
 
 
 class BlockCopy(NamedTuple):
@@ -55,3 +56,8 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(chunk.length for chunk in self.chunks)
+
+    @property
+    def work(self) -> StepWork:
+        parts = (chunk_work(chunk.start, chunk.length, samples=chunk.samples) for chunk in self.chunks)
+        return sum(parts, start=StepWork(0, 0, 0))

@@ -14,7 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest, RequestError, StreamInterrupted
+from adapters.errors import (
+    ContextLengthExceeded,
+    EngineUnavailable,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    StreamInterrupted,
+)
 from adapters.models.model_files import check_model
 from adapters.models.model_store import DEFAULT_MODEL, ModelStore, ModelStoreError
 from adapters.native import LONG_PROMPT_CHARS, Adapter, NativeOptions, params_of
@@ -330,6 +337,18 @@ async def test_settings_that_contradict_each_other_are_reported_by_name(model: P
     with pytest.raises(EngineUnavailable, match="max_num_batched_tokens"):
         async with started(model, home, max_num_seqs=64, max_num_batched_tokens=8):
             pass
+
+
+async def test_a_request_that_cannot_be_in_time_is_refused_with_how_long_to_wait(model: Path, home: Path) -> None:
+    """No engine computes a prompt within a nanosecond; once it knows how long its steps take, it says so."""
+    targets = {"ttft_target_ms": 1e-6, "when_late": "refuse", "enable_prefix_caching": False}
+    async with started(model, home, **targets) as adapter:
+        await collect(adapter, chat(**GREEDY))  # steps to learn from
+        with pytest.raises(Overloaded, match="first token would come after about") as refusal:
+            await collect(adapter, chat("Something else", n=2, **GREEDY))
+        assert refusal.value.retry_after_s is not None and refusal.value.retry_after_s > 0
+        load = await adapter.load()
+        assert (load.running, load.waiting) == (0, 0)
 
 
 async def test_the_context_can_be_cut(model: Path, home: Path) -> None:
