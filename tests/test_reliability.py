@@ -7,12 +7,13 @@ import re
 from tests import wire_faults
 from tests.arena import faults as arena_faults
 from tests.fault_matrix import FAULT_MATRIX, SCENARIOS
+from tests.native_engine import faults as engine_faults
 from tests.reliability import page
 from tests.replays import ROOT, replays
 from tests.reported import ATTACKS, FAULTS
 
 KNOWN = {**FAULTS, **ATTACKS, **FAULT_MATRIX, **SCENARIOS}
-OF_OTHER_PAGES = {**wire_faults.FAULTS, **arena_faults.FAULTS}
+OF_OTHER_PAGES = {**wire_faults.FAULTS, **arena_faults.FAULTS, **engine_faults.FAULTS}
 
 
 def test_every_fault_is_replayed_or_open_for_a_reason() -> None:

@@ -346,7 +346,7 @@ async def test_a_request_that_cannot_be_in_time_is_refused_with_how_long_to_wait
         await collect(adapter, chat(**GREEDY))  # steps to learn from
         with pytest.raises(Overloaded, match="first token would come after about") as refusal:
             await collect(adapter, chat("Something else", n=2, **GREEDY))
-        assert refusal.value.retry_after_s is not None and refusal.value.retry_after_s > 0
+        assert (refusal.value.retry_after_s or 0) > 0
         load = await adapter.load()
         assert (load.running, load.waiting) == (0, 0)
 
