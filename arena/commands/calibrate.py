@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,7 +34,7 @@ def calibrate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON on stdout.")] = False,
 ) -> None:
-    """Try the arena's statistics on simulated engines whose goodput is known. Takes some minutes, and one core.
+    """Try the arena's statistics on simulated engines whose goodput is known. Takes some minutes, and all cores.
 
     Example: goodgate arena calibrate --searches 20
 
@@ -55,18 +58,23 @@ def calibrate(
 def _run(searches: int, seed: int, console: Console) -> list[Row]:
     from arena.judging.calibration import BUDGETS, ENGINES, calibrate
 
-    pairs = [(budget, engine) for budget in BUDGETS for engine in ENGINES]
+    engines = list(enumerate(ENGINES))
+    lines = [(budget, engine, ENGINES[place - 1]) for budget in BUDGETS for place, engine in engines]
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("searches"),
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("lines"),
         TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("", total=searches * len(pairs))
-        rows = []
-        for budget, engine in pairs:
-            bars.update(task, description=f"{budget.name}: {engine.name}")
-            rows.append(calibrate(engine, budget, searches=searches, seed=seed, tick=lambda: bars.advance(task)))
-        return rows
+        task = bars.add_task("calibrating", total=len(lines))
+        # Fresh processes: a forked one would inherit the thread that draws the bars.
+        with ProcessPoolExecutor(min(len(lines), os.cpu_count() or 1), get_context("spawn")) as pool:
+            asked = [
+                pool.submit(calibrate, engine, budget, searches=searches, seed=seed, unlike=unlike)
+                for budget, engine, unlike in lines
+            ]
+            for _ in as_completed(asked):
+                bars.advance(task)
+            return [line.result() for line in asked]
 
 
 def _write(page: Path, rows: list[Row], searches: int, seed: int) -> None:
@@ -79,12 +87,13 @@ def _write(page: Path, rows: list[Row], searches: int, seed: int) -> None:
 
 def _table(rows: list[Row]) -> Table:
     shown = Table(title="Shares of searches; ratios to the true goodput", title_justify="left")
-    for heading in ("engine", "search", "covered", "estimate", "proven", "falsely", "apart", "naive", "target"):
+    for heading in ("engine", "search", "covered", "estimate", "proven", "falsely", "apart", "unlike", "power", "naive", "target"):
         shown.add_column(heading, justify="left" if heading in ("engine", "search", "target") else "right")
     for row in rows:
         estimated = "-" if row.estimate is None else f"{row.estimate:.2f}"
         shown.add_row(
             row.engine, row.budget, f"{row.covered:.1%}", estimated, f"{row.proven:.1%}", f"{row.false_pass:.1%}",
-            f"{row.apart:.1%}", f"{row.naive:.2f}", "[red]missed[/]" if row.missed else "[green]met[/]",
+            f"{row.apart:.1%}", f"{row.apart_unlike:.1%}", " ".join(f"{part.told:.0%}" for part in row.power),
+            f"{row.naive:.2f}", "[red]missed[/]" if row.missed else "[green]met[/]",
         )  # fmt: skip
     return shown

@@ -28,17 +28,20 @@ class Knee:
     times TTFT limit. The likelihood is binomial, over effective numbers of requests. An engine that overflows has left
     that curve: a saturated cell says that the miss rate is at least what it was, and nothing about the slope.
 
-    The prior is flat in log steepness and in the gap between requests, 1 / knee. A short cell sees fewer misses than
-    there are (most cells at the knee see none, a few see many), so a prior that is flat in the rate, or in its
-    logarithm, errs upward.
+    The prior is flat in log steepness, and falls with the square of the rate. A short cell sees fewer misses than there
+    are (most cells at the knee see none, a few see many), so a prior that is flat in the rate, or in its logarithm,
+    errs upward. The least steepness says that an engine offered twice its goodput misses the limits of a fifth of its
+    requests: simulated engines miss all of them there, and with a least steepness of 1 a rate that held with room to
+    spare said next to nothing about rates half as high.
 
     `forgiving` counts only misses that are larger than the client's error. The constants were set on simulated engines
     of known goodput: `goodgate arena calibrate`, docs/statistics.md.
     """
 
-    UNDERREAD = 5.0  # a design effect read off short cells is too small by 2 to 5, against that between many cells
+    UNDERREAD = 4.0  # a design effect read off short cells is too small by 2 to 5, against that between many cells
     MIN_DESIGN_EFFECT = 8.0
-    STEEPNESS = (1.0, 64.0)
+    STEEPNESS = (3.0, 64.0)
+    PRIOR = 2.0  # the power of the rate that the prior falls with, over its logarithm
     GRID = 400
     # The knee is looked for within this factor of the tested rates; of what lies beyond, the data say nothing.
     REACH = 3.0
@@ -58,7 +61,7 @@ class Knee:
         """Posterior probability of each of `log_rates`."""
         steepness = np.geomspace(*self.STEEPNESS, 25)[:, None]
         knees = np.exp(self.log_rates)
-        log_likelihood = np.tile(-self.log_rates, (steepness.size, 1))  # the prior
+        log_likelihood = np.tile(-self.PRIOR * self.log_rates, (steepness.size, 1))
         for outcome in self._outcomes:
             hazard = -math.log1p(-self._settings.allowed) * np.exp(
                 np.minimum(steepness * (outcome.rate_rps / knees - 1), 50.0)

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from heapq import heapreplace
 from typing import Protocol
 
 import numpy as np
@@ -38,7 +39,11 @@ class Engine(Protocol):
     @property
     def name(self) -> str: ...
 
-    def cell(self, rate_rps: float, seconds: float, rng: np.random.Generator) -> Cell: ...
+    def cell(
+        self, rate_rps: float, seconds: float, rng: np.random.Generator, plan: np.random.Generator | None = None
+    ) -> Cell:
+        """`plan` draws the arrivals and prompts, `rng` what is the engine's own; None: `rng` draws both."""
+        ...
 
     def goodput(self, percentile: float) -> float: ...
 
@@ -54,8 +59,10 @@ class MM1:
     def name(self) -> str:
         return f"M/M/1, goodput at {self.goodput(99) / self.service_rps:.0%} of its capacity"
 
-    def cell(self, rate_rps: float, seconds: float, rng: np.random.Generator) -> Cell:
-        arrivals = poisson(rate_rps, seconds, rng)
+    def cell(
+        self, rate_rps: float, seconds: float, rng: np.random.Generator, plan: np.random.Generator | None = None
+    ) -> Cell:
+        arrivals = poisson(rate_rps, seconds, plan or rng)
         return served(arrivals, rng.exponential(1 / self.service_rps, arrivals.size), self.limit_s)
 
     def goodput(self, percentile: float) -> float:
@@ -74,8 +81,10 @@ class HeavyTailed:
     def name(self) -> str:
         return f"service times that vary {self.variation:g} times their mean"
 
-    def cell(self, rate_rps: float, seconds: float, rng: np.random.Generator) -> Cell:
-        arrivals = poisson(rate_rps, seconds, rng)
+    def cell(
+        self, rate_rps: float, seconds: float, rng: np.random.Generator, plan: np.random.Generator | None = None
+    ) -> Cell:
+        arrivals = poisson(rate_rps, seconds, plan or rng)
         sigma = math.sqrt(math.log1p(self.variation**2))
         services = rng.lognormal(-math.log(self.service_rps) - sigma**2 / 2, sigma, arrivals.size)
         return served(arrivals, services, self.limit_s)
@@ -106,10 +115,13 @@ class Batching:
         )
         return f"continuous batching{beside}"
 
-    def cell(self, rate_rps: float, seconds: float, rng: np.random.Generator) -> Cell:
-        arrivals = poisson(rate_rps, seconds, rng)
+    def cell(
+        self, rate_rps: float, seconds: float, rng: np.random.Generator, plan: np.random.Generator | None = None
+    ) -> Cell:
+        arrivals = poisson(rate_rps, seconds, plan or rng)
+        prompts = (plan or rng).integers(111, 152, arrivals.size)
         slow = _neighbour_times(seconds, rng) if self.neighbour > 1 else ()
-        first, last = self._serve(arrivals.tolist(), rng.integers(111, 152, arrivals.size).tolist(), slow)
+        first, last = self._serve(arrivals.tolist(), prompts.tolist(), slow)
         severity = np.maximum((first - arrivals) / self.ttft_limit_s, (last - first) / 63 / self.tpot_limit_s)
         return Cell(arrivals, last, severity)
 
@@ -143,14 +155,75 @@ class Batching:
             while spells and spells[0][1] <= now:
                 spells.popleft()
             slower = self.neighbour if spells and spells[0][0] <= now else 1.0
-            now += slower * (self.step_s + self.decode_s * len(decoding) + self.prompt_s * read)
-            step += 1
+            took = slower * (self.step_s + self.decode_s * len(decoding) + self.prompt_s * read)
+            steps = 1
+            if not read:  # nothing changes until an answer ends, a request comes or a spell turns
+                steps = decoding[0][0] - step
+                turns = [arrivals[due]] if due < count else []
+                turns += spells[0][:2] if spells else ()
+                ahead = min((turn for turn in turns if turn > now), default=math.inf)
+                steps = max(1, math.ceil(min(steps, (ahead - now) / took)))
+            now += steps * took
+            step += steps
             while decoding and decoding[0][0] == step:
                 last[decoding.popleft()[1]] = now
             for request in started:
                 first[request] = now
                 decoding.append((step + 63, request))
         return np.asarray(first), np.asarray(last)
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Several servers behind one queue; now and then a request takes `long` times as long as the others."""
+
+    service_s: float = 0.08
+    servers: int = 4
+    long: float = 8.0
+    share_long: float = 0.05
+    limit_s: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.servers} servers, one request in {1 / self.share_long:.0f} takes {self.long:g} times as long"
+
+    def cell(
+        self, rate_rps: float, seconds: float, rng: np.random.Generator, plan: np.random.Generator | None = None
+    ) -> Cell:
+        arrivals = poisson(rate_rps, seconds, plan or rng)
+        is_long = (plan or rng).random(arrivals.size) < self.share_long
+        services = self.service_s * rng.uniform(0.5, 1.5, arrivals.size) * np.where(is_long, self.long, 1.0)
+        free = [0.0] * self.servers
+        ended = []
+        for arrival, service in zip(arrivals.tolist(), services.tolist(), strict=True):
+            end = max(arrival, free[0]) + service
+            heapreplace(free, end)
+            ended.append(end)
+        return Cell(arrivals, np.asarray(ended), (np.asarray(ended) - arrivals) / self.limit_s)
+
+    def goodput(self, percentile: float) -> float:
+        return long_run_goodput(self, percentile, (1.0, self.servers / self.service_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """An engine for which time runs `factor` times as fast, its limits included: all alike, but for its goodput."""
+
+    engine: Engine
+    factor: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine.name}, at {self.factor:.3g} times the rate"
+
+    def cell(
+        self, rate_rps: float, seconds: float, rng: np.random.Generator, plan: np.random.Generator | None = None
+    ) -> Cell:
+        cell = self.engine.cell(rate_rps / self.factor, seconds * self.factor, rng, plan)
+        return Cell(cell.scheduled_s / self.factor, cell.ended_s / self.factor, cell.severity)
+
+    def goodput(self, percentile: float) -> float:
+        return self.factor * self.engine.goodput(percentile)
 
 
 def poisson(rate_rps: float, seconds: float, rng: np.random.Generator) -> Series:

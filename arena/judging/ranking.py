@@ -18,8 +18,9 @@ from itertools import combinations
 
 from arena.judging.knee import Knee, probability_better
 
-# What a pair needs, in one direction. docs/statistics.md has how often equal engines are told apart at this level.
-SURE = 0.99
+# What a pair needs, in one direction: 5 % over both. docs/statistics.md has how often equal engines are told apart at
+# this level, and how often unequal ones are.
+SURE = 0.975
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,11 @@ Series = NDArray[np.float64]
 BATCH = 5
 SURE_Z = 3.0  # of a comparison at a place that the data chose
 GROWTH_T = 5.0
+CLUMP = 8.0  # requests that are late together, at least: a short window reads too few
 GROWTH_FACTOR = 3.0  # TTFT of the last quarter over that of the first
 UNCOMPLETED = 0.10
 LITTLE = 0.20
+CHANCE = 4.0  # over the root of the requests: what a busy spell at an end of the window moves, as a share of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ def ttft_growth(scheduled_s: Series, ttft_ms: Series) -> Finding:
     ranks = rankdata(ttft_ms)
     slope, t = stats.slope(scheduled_s.tolist(), ranks.tolist())
     residual = ranks - slope * (scheduled_s - scheduled_s.mean())
-    t /= math.sqrt(stats.autocorrelation_time(residual.tolist()))
+    t /= math.sqrt(max(CLUMP, stats.autocorrelation_time(residual.tolist())))
     factor = last / first if first > 0 else 1.0
     ok = not (t > GROWTH_T and factor > GROWTH_FACTOR)
     words = f"TTFT grew {factor:.1f} times over the window, from {first:.0f} to {last:.0f} ms."
@@ -141,7 +143,7 @@ def completed(scheduled_s: Series, ended_s: Series, window: Window) -> Finding:
     offered = scheduled_s.size
     left = int(((ended_s >= window.from_s) & (ended_s < window.to_s)).sum())
     share = left / offered if offered else None
-    least = max(0.0, 1 - max(UNCOMPLETED, 3 / math.sqrt(max(1, offered))))
+    least = max(0.0, 1 - max(UNCOMPLETED, CHANCE / math.sqrt(max(1, offered))))
     words = f"Of {offered} requests offered in the window, {left} were done in the same time."
     return Finding("completed_share", share is None or share >= least, share, least, "unstable", words)
 
@@ -159,7 +161,8 @@ def littles_law(scheduled_s: Series, ended_s: Series, window: Window) -> Finding
         return Finding(check, True, None, LITTLE, "note", "No time in the system to compare with.")
     overlap = np.minimum(ends, window.to_s) - np.maximum(scheduled_s, window.from_s)
     ratio = float(np.maximum(overlap, 0).sum()) / time_in_system
-    tolerance = max(LITTLE, 4 * float((ends - scheduled_s)[inside].mean()) / length)
+    chance = CHANCE / math.sqrt(int(inside.sum()))
+    tolerance = max(LITTLE, chance, 4 * float((ends - scheduled_s)[inside].mean()) / length)
     words = f"The mean number of requests in the system is {ratio:.2f} times what arrivals and their times make."
     effect: Effect = "unstable" if ratio < 1 else "note"
     return Finding(check, abs(1 - ratio) <= tolerance, ratio, 1 - tolerance, effect, words)

@@ -29,8 +29,8 @@ def test_a_middle_engine_may_tie_with_both_of_its_neighbours() -> None:
 
 
 def test_more_pairs_demand_more_certainty_of_each() -> None:
-    assert rank_sets(["a", "b"], {("a", "b"): 0.996})["a"] == RankSet(1, 1)
-    three = {("a", "b"): 0.996, ("a", "c"): 0.5, ("b", "c"): 0.5}
+    assert rank_sets(["a", "b"], {("a", "b"): 0.99})["a"] == RankSet(1, 1)
+    three = {("a", "b"): 0.99, ("a", "c"): 0.5, ("b", "c"): 0.5}
     assert rank_sets(["a", "b", "c"], three)["a"] == RankSet(1, 3)
 
 

@@ -233,9 +233,9 @@ def test_equal_queues_with_different_arrivals_are_hardly_ever_called_different()
     assert sum(not 1 - SURE < probability < SURE for probability in better) <= 5
 
 
-def test_a_queue_of_three_times_the_capacity_is_told_from_the_other() -> None:
+def test_a_queue_of_twice_the_capacity_is_told_from_the_other() -> None:
     rng = np.random.default_rng(3)
-    slow, fast = (Knee(simulated_search(rng, rate), SETTINGS) for rate in (12.0, 36.0))
+    slow, fast = (Knee(simulated_search(rng, rate), SETTINGS) for rate in (12.0, 24.0))
     assert probability_better(fast, slow) > SURE
     assert probability_better(fast, slow) + probability_better(slow, fast) == pytest.approx(1, abs=0.01)
     assert probability_better(slow, slow) == pytest.approx(0.5, abs=0.02)
