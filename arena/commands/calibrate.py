@@ -87,7 +87,19 @@ def _write(page: Path, rows: list[Row], searches: int, seed: int) -> None:
 
 def _table(rows: list[Row]) -> Table:
     shown = Table(title="Shares of searches; ratios to the true goodput", title_justify="left")
-    for heading in ("engine", "search", "covered", "estimate", "proven", "falsely", "apart", "unlike", "power", "naive", "target"):
+    for heading in (
+        "engine",
+        "search",
+        "covered",
+        "estimate",
+        "proven",
+        "falsely",
+        "apart",
+        "unlike",
+        "power",
+        "naive",
+        "target",
+    ):
         shown.add_column(heading, justify="left" if heading in ("engine", "search", "target") else "right")
     for row in rows:
         estimated = "-" if row.estimate is None else f"{row.estimate:.2f}"

@@ -106,7 +106,11 @@ class Row:
             missed.append(f"covers {self.covered:.1%}")
         if self.false_pass > MOST_FALSE:
             missed.append(f"proves falsely in {self.false_pass:.1%}")
-        for words, share in (("equals", self.apart), ("equals", self.apart_alone), ("unlike equals", self.apart_unlike)):
+        for words, share in (
+            ("equals", self.apart),
+            ("equals", self.apart_alone),
+            ("unlike equals", self.apart_unlike),
+        ):
             if share > MOST_APART:
                 missed.append(f"tells {words} apart in {share:.1%}")
         return missed

@@ -30,17 +30,17 @@ class Knee:
 
     The prior is flat in log steepness, and falls with the square of the rate. A short cell sees fewer misses than there
     are (most cells at the knee see none, a few see many), so a prior that is flat in the rate, or in its logarithm,
-    errs upward. The least steepness says that an engine offered twice its goodput misses the limits of a fifth of its
-    requests: simulated engines miss all of them there, and with a least steepness of 1 a rate that held with room to
+    errs upward. The least steepness says that an engine offered twice its goodput misses the limits for one request in
+    fourteen: simulated engines miss all of them there, and with a least steepness of 1 a rate that held with room to
     spare said next to nothing about rates half as high.
 
     `forgiving` counts only misses that are larger than the client's error. The constants were set on simulated engines
     of known goodput: `goodgate arena calibrate`, docs/statistics.md.
     """
 
-    UNDERREAD = 4.0  # a design effect read off short cells is too small by 2 to 5, against that between many cells
+    UNDERREAD = 5.0  # a design effect read off short cells is too small by 2 to 5, against that between many cells
     MIN_DESIGN_EFFECT = 8.0
-    STEEPNESS = (3.0, 64.0)
+    STEEPNESS = (2.0, 64.0)
     PRIOR = 2.0  # the power of the rate that the prior falls with, over its logarithm
     GRID = 400
     # The knee is looked for within this factor of the tested rates; of what lies beyond, the data say nothing.
