@@ -6,6 +6,8 @@
   keeps it beside the model. Requantising a 4-bit file costs quality, so the default is the file as it is.
 - It embeds with `--embeddings` only. A text must fit one physical batch (`-ub`), because it is not split there, and
   its vectors are pooled into one: a model made for embeddings says how in its file, others have to be told.
+- Its AMX kernels take it that the system grants tiles. Seen on a virtual machine whose processor has them: the server
+  is killed by SIGSEGV or SIGILL at its warm-up (`ggml_backend_amx_mul_mat`). With `--no-repack` they are not used.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     slots: Annotated[int, Meta(ge=1)] = 16  # requests served at once; each has context / slots tokens
     context: Annotated[int, Meta(ge=1)] = 16384
     ubatch: Annotated[int, Meta(ge=1, le=2048)] | None = None  # tokens a step, at most its logical batch (`-b`) of 2048
+    repack: bool = True  # lay weights out anew for kernels such as AMX's
     embeddings: bool = False  # serve embeddings too
     pooling: Literal["model", "mean", "cls", "last"] = "mean"  # of a text's vectors into one; "model": as its file says
 
@@ -103,6 +106,8 @@ def launch_spec(*, home: Path, model: Model, port: int, options: Mapping[str, An
     argv += ["--host", HOST, "--port", str(port), "--offline"]
     argv += ["-t", str(settings.threads or num_cores()), "-np", str(settings.slots), "-c", str(settings.context)]
     argv += ["--metrics", "--jinja", "--no-webui"]
+    if not settings.repack:
+        argv.append("--no-repack")
     if settings.embeddings:
         argv += embedding_flags(settings)
     elif settings.ubatch is not None:
