@@ -69,7 +69,7 @@ def test_a_failed_step_can_be_repeated_and_gives_the_same_answer() -> None:
 
 
 def test_stats_tell_the_load_and_the_length_of_the_last_step() -> None:
-    ticks = iter([10.0, 10.25, 20.0, 20.5])
+    ticks = iter([1.0, 2.0, 10.0, 10.25, 20.0, 20.5])  # two come, then two steps begin and end
     pool = BlockPool(8, 4)
     config = SchedulerConfig(max_model_len=99, vocab_size=VOCAB_SIZE, eos_token_ids=frozenset(), max_num_seqs=1)
     engine = Engine(config, pool, PagedTwin(pool), clock=lambda: next(ticks))
