@@ -14,10 +14,12 @@ of 200 ms must not drown what a hundred steps of 5 ms say. Pure: no clock.
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+Four: TypeAlias = tuple[float, float, float, float]  # of a step: the base, rows, context, sampled rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,11 @@ class StepTimeModel:
     SCALE = (1.0, 0.01, 1e-5, 0.1)  # brings the four features to a like size
 
     def __init__(self) -> None:
-        self._scale = np.array(self.SCALE)
-        self._theta = np.array(self.PRIOR) / self._scale
-        self._shares = self.PRIOR  # of `_theta`, as seconds for each of the four
-        self._covariance: NDArray[np.float64] = np.eye(4) * 1e2
+        self._theta = [seconds / scale for seconds, scale in zip(self.PRIOR, self.SCALE, strict=True)]
+        self._covariance = [[100.0 * (row == column) for column in range(4)] for row in range(4)]
+        self._shares: Four = self.PRIOR  # `_theta` as seconds for each of the four
         self._octaves: dict[int, float] = {}
-        self._errors: list[float] = []  # observed / predicted - 1 of the last steps, a ring
+        self._errors: deque[float] = deque(maxlen=self.MEMORY)  # observed / predicted - 1
         self.num_observed = 0
 
     @property
@@ -64,16 +65,10 @@ class StepTimeModel:
         """One step that was made. Times that say nothing (0, negative, infinite) are refused with `ValueError`."""
         if not 0 < seconds < math.inf:
             raise ValueError(f"A step takes a time above 0 and below infinity, not {seconds} s.")
-        self._note_error(seconds / self.predict(work) - 1)
+        if self.is_warm:
+            self._errors.append(seconds / self.predict(work) - 1)
         plain = self._linear(work)
-        features = self._features(work) / seconds  # divided by the time: the errors that count are relative ones
-        forget = 1 - 1 / self.MEMORY
-        gain = self._covariance @ features / (forget + features @ self._covariance @ features)
-        self._theta += gain * (1 - features @ self._theta)
-        self._covariance = (self._covariance - np.outer(gain, features @ self._covariance)) / forget
-        # No part of a step takes less than no time, however the least squares share it out.
-        base, row, context, sampled = np.maximum(self._theta * self._scale, 0.0).tolist()
-        self._shares = (base, row, context, sampled)
+        self._learn(work, seconds)
         octave = work.rows.bit_length()
         factor = self._octaves.get(octave, 1.0)
         self._octaves[octave] = factor + self.OCTAVE_WEIGHT * (min(max(seconds / plain, 0.25), 4.0) - factor)
@@ -85,19 +80,30 @@ class StepTimeModel:
 
     def error(self, percentile: float) -> float:
         """That percentile of observed / predicted - 1 over the last steps; 0 before any."""
-        return float(np.percentile(self._errors, percentile)) if self._errors else 0.0
+        ordered = sorted(self._errors)
+        return ordered[round((len(ordered) - 1) * percentile / 100)] if ordered else 0.0
 
-    def _features(self, work: StepWork) -> NDArray[np.float64]:
-        features: NDArray[np.float64] = np.array((1.0, work.rows, work.context, work.sampled)) * self._scale
-        return features
+    def _learn(self, work: StepWork, seconds: float) -> None:
+        """One step of recursive least squares. Features are divided by the time: relative errors are what counts."""
+        counts = (1, work.rows, work.context, work.sampled)
+        x = [count * scale / seconds for count, scale in zip(counts, self.SCALE, strict=True)]
+        forget = 1 - 1 / self.MEMORY
+        px = [_dot(row, x) for row in self._covariance]
+        norm = forget + _dot(x, px)
+        error = 1 - _dot(x, self._theta)
+        self._theta = [theta + p / norm * error for theta, p in zip(self._theta, px, strict=True)]
+        self._covariance = [
+            [(entry - row_px * px[column] / norm) / forget for column, entry in enumerate(row)]
+            for row, row_px in zip(self._covariance, px, strict=True)
+        ]
+        # No part of a step takes less than no time, however the least squares share it out.
+        base, row, context, sampled = (max(t * s, 0.0) for t, s in zip(self._theta, self.SCALE, strict=True))
+        self._shares = (base, row, context, sampled)
 
     def _linear(self, work: StepWork) -> float:
         base, row, context, sampled = self._shares
         return max(base + row * work.rows + context * work.context + sampled * work.sampled, 1e-6)
 
-    def _note_error(self, error: float) -> None:
-        if self.is_warm:
-            if len(self._errors) == self.MEMORY:
-                self._errors[self.num_observed % self.MEMORY] = error
-            else:
-                self._errors.append(error)
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))

@@ -35,6 +35,7 @@ def test_finish_reasons_exist_for_finished_states_only() -> None:
         Status.FINISHED_LENGTH: "length",
         Status.ABORTED: "abort",
         Status.FAILED: "error",
+        Status.LATE: "late",
     }
     assert [status for status in Status if not status.is_finished] == [Status.WAITING, Status.RUNNING]
 
