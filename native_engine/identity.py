@@ -18,7 +18,6 @@ import torch
 
 from native_engine.attention.cpu import processor
 from native_engine.config import EngineConfig
-from native_engine.environment import instructions
 from native_engine.models.decoder import Decoder
 
 MODEL_FILES = frozenset({".gguf", ".safetensors", ".json", ".model", ".jinja"})
@@ -30,7 +29,7 @@ def identity_of(path: Path, config: EngineConfig, model: Decoder, max_len: int) 
         f"{config.dtype} {config.kv_cache_dtype} {config.block_size} {max_len}",
         _code(),
         f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()} {model.kernels}",
-        f"{platform.machine()} {processor()} {instructions()}",
+        f"{platform.machine()} {processor()}",
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

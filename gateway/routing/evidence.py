@@ -126,7 +126,7 @@ class ProvenGoodput:
         self._stamp: tuple[int, int] | None = None
         self._evidence: Evidence | None = None
         self.complaint = ""  # why it proves nothing
-        self._lock = threading.Lock()  # scrapes ask on the event loop, the ledger in its thread
+        self._lock = threading.Lock()  # whoever asks, in whatever thread
 
     def rates(self) -> Iterator[tuple[Values, float]]:
         """Requests a second of each replica that the race speaks of."""

@@ -15,7 +15,7 @@ from native_engine.attention import cpu
 from native_engine.attention.base import KVCache, LayerAttention, RopeTable, StepBatch
 from native_engine.attention.cpu import CPUBackend, KernelsUnavailable, compile_kernels, load_library, make_backend
 from native_engine.attention.torch_reference import TorchReference
-from native_engine.layers import ROW_BUCKETS, make_linear, padded_rows
+from native_engine.layers import ROW_BUCKETS, WITH_TILES, WITHOUT_TILES, make_linear, padded_rows
 from native_engine.models.config import Activation, ModelConfig
 from tests.native_engine.tiny_llama import tiny_config
 
@@ -153,30 +153,31 @@ def test_a_row_has_the_same_bits_in_any_chunk_batch_and_thread_count(
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(576, 960), (576, 576), (576, 3072), (1536, 576)])
+OF_MODELS = [(576, 960), (576, 576), (576, 3072), (1536, 576)]  # of SmolLM2
+OF_OTHERS = [(2048, 640), (4864, 896), (4096, 4096)]  # oneDNN's tiles sum these in several orders
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [*OF_MODELS, *OF_OTHERS])
 def test_a_linear_gives_a_row_the_same_bits_in_every_bucket_on_this_processor(inputs: int, outputs: int) -> None:
     source = torch.Generator().manual_seed(inputs + outputs)
     linear = make_linear(torch.randn(outputs, inputs, generator=source) * 0.05, torch.bfloat16)
-    rows = torch.randn(max(ROW_BUCKETS), inputs, generator=source).bfloat16()
+    rows = torch.randn(512, inputs, generator=source).bfloat16()
     with torch.inference_mode():
         expected = linear(rows)
-        for count in ROW_BUCKETS:
+        for count in {*ROW_BUCKETS, padded_rows(300)}:
             assert torch.equal(linear(rows[:count]), expected[:count]), count
             assert torch.equal(linear(rows[-count:]), expected[-count:]), count
 
 
-def test_steps_are_padded_to_the_next_bucket_and_never_cut() -> None:
-    assert [padded_rows(rows) for rows in (1, 4, 5, 33, 65, 130, 256, 512, 513)] == [
-        4,
-        4,
-        8,
-        48,
-        80,
-        144,
-        256,
-        512,
-        576,
-    ]
+@pytest.mark.parametrize(
+    ("buckets", "padded"),
+    [
+        (WITHOUT_TILES, [4, 4, 8, 48, 80, 144, 256, 512, 576]),
+        (WITH_TILES, [64, 64, 64, 64, 128, 192, 256, 512, 576]),
+    ],
+)
+def test_steps_are_padded_to_the_next_bucket_and_never_cut(buckets: tuple[int, ...], padded: list[int]) -> None:
+    assert [padded_rows(rows, buckets) for rows in (1, 4, 5, 33, 65, 130, 256, 512, 513)] == padded
 
 
 def test_kernels_share_one_openmp_runtime_with_torch(kernel_cache: Path) -> None:
