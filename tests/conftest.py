@@ -14,6 +14,7 @@ ALONE = (
     "adapters/test_chat_template.py",
     "adapters/test_sse.py",
     "adapters/test_tool_text.py",
+    "arena/judging/test_claims.py",
     "arena/load",
     "arena/outside",
     "arena/race",

@@ -146,7 +146,7 @@ def calibrate(
             found.append((estimate(outcomes, budget.settings), Knee(outcomes, budget.settings)))
         raced = zip(rivals, rngs[3:], strict=True)
         others.append([Knee(entered(rival, rng), budget.settings) for rival, rng in raced])
-        naive.append(naive_bisection(engine, rngs[2], (truth / 4, truth * 4)))
+        naive += [naive_bisection(engine, rngs[2], (truth / 4, truth * 4)) for _ in range(2)]
         tick()
     goodputs = [goodput for goodput, _ in found]
     knees, twins = [knee for _, knee in found[::2]], [knee for _, knee in found[1::2]]

@@ -44,7 +44,7 @@ def test_intervals_cover_and_proofs_are_true_on_a_queue(engine: MM1) -> None:
     assert row.estimate is not None
     assert row.estimate < 1.12
     assert row.naive > 1.1  # what everybody writes first
-    assert row.naive_above > 0.75
+    assert row.naive_above > 0.6  # of 60, where 200 gave 74 to 94 %
 
 
 def test_a_race_on_common_arrivals_meets_the_same_plan_at_the_same_rung() -> None:
