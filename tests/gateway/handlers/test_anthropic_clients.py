@@ -639,7 +639,12 @@ async def test_the_real_model_answers_anthropics_client_and_counts_as_it_is_coun
     await until(lambda: gateway.fleet.replicas[0].is_ready, timeout_s=60)
     asked: Any = {
         "model": "m",
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "What is the capital of France?"}]}],
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "What is the capital of France? One short sentence."}],
+            }
+        ],
     }
     greedy = {**asked, "max_tokens": 24, "extra_body": {"temperature": 0}}
     whole = await gateway.anthropic.messages.create(**greedy)

@@ -600,7 +600,9 @@ async def test_the_native_engine_remembers_through_previous_response_id(start: S
     options = {"model": DEFAULT_MODEL, "kv_cache_mib": 64}
     gateway = await start(model({"engine": "native", "options": options}), is_ready=False)
     await until(lambda: gateway.fleet.replicas[0].is_ready, timeout_s=60)
-    first = await answer(gateway, input="What is the capital of France?", max_output_tokens=32, temperature=0)
+    first = await answer(
+        gateway, input="What is the capital of France? One short sentence.", max_output_tokens=32, temperature=0
+    )
     assert "Paris" in first["output"][0]["content"][0]["text"]
     events = await events_of(
         gateway,
