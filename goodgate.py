@@ -33,6 +33,7 @@ ROOMS: dict[str, str | None] = {
     "adapters.models.models_cli": "models",
     "arena.commands.cli": "arena",
     "arena.commands.plan": "plan",
+    "native_engine.lab.cli": "lab",
 }
 TOP_LEVEL = dict.fromkeys(("serve", "reload", "chat", "doctor", "prefixes"), "gateway.commands.cli") | dict.fromkeys(
     ("usage", "why"), "gateway.records.ledger_cli"

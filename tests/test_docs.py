@@ -21,7 +21,7 @@ from gateway.config import parse_config
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")] + sorted(
-    (ROOT / "docs").glob("*.md")
+    (ROOT / "docs").rglob("*.md")
 )
 PATH = re.compile(r"`((?:gateway|adapters|native_engine|arena|configs|tests|docs|scripts)/[\w./-]*)`")
 COMMAND = re.compile(r"(?:`|^|\$ |= ?)goodgate ([a-z][^`\n]*)", re.MULTILINE)

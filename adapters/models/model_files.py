@@ -5,12 +5,19 @@ It knows neither the model store, which calls it, nor the adapter, which serves 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
 from adapters.errors import EngineUnavailable, GoodgateError
+
+if TYPE_CHECKING:
+    from native_engine.capacity import Capacity, Device
+    from native_engine.config import Dtype
+
+HERE = "here"  # this machine, among the names of devices
 
 
 class ModelStoreError(GoodgateError):
@@ -74,6 +81,34 @@ def _tokenizer_of(path: Path) -> Tokenizer:
         return open_tokenizer(path).backend
     except (NativeError, OSError, ValueError) as error:
         raise ModelStoreError(f"The tokenizer of {path} cannot be read: {error}") from error
+
+
+def capacities(
+    path: Path, devices: Sequence[str], *, num_tokens: int, memory_share: float, dtype: Dtype
+) -> list[tuple[Device, str, Capacity]]:
+    """What each device holds of a model and reads of it at best, by the form of the cache. `here` is this machine.
+    `ModelStoreError` where a device or the model is not known."""
+    try:
+        from native_engine.capacity import DEVICES, capacity, variants
+        from native_engine.errors import EngineError as NativeError
+        from native_engine.this_machine import this_machine
+        from native_engine.weights import open_checkpoint
+    except ImportError as error:
+        raise not_installed(error) from error
+    if unknown := [name for name in devices if name not in (*DEVICES, HERE)]:
+        raise ModelStoreError(f"No device {unknown[0]!r} is known; choose from {', '.join((HERE, *DEVICES))}.")
+    try:
+        config = open_checkpoint(path).config
+    except (NativeError, OSError, ValueError) as error:
+        raise ModelStoreError(f"{path} is no model that can be planned with: {error}") from error
+    if num_tokens > config.max_model_len:
+        raise ModelStoreError(f"The model's context is {config.max_model_len} tokens, shorter than {num_tokens}.")
+    return [
+        (device, words, capacity(form, device, num_tokens=num_tokens, kv_cache_dtype=kv_cache_dtype, dtype=dtype,
+                                 memory_share=memory_share))
+        for device in (this_machine() if name == HERE else DEVICES[name] for name in devices)
+        for words, form, kv_cache_dtype in variants(config)
+    ]
 
 
 def not_installed(error: ImportError) -> EngineUnavailable:

@@ -1,9 +1,11 @@
-"""goodgate plan: from what races have proven to how many replicas of which engine."""
+"""goodgate plan: from what races have proven to how many replicas of which engine; what a device holds of a model."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +13,8 @@ import msgspec
 import typer
 from rich.console import Console
 
+from adapters.config import goodgate_home
+from adapters.models.model_store import DEFAULT_MODEL
 from arena.commands.common import Failure, Misuse, errors
 
 if TYPE_CHECKING:
@@ -22,8 +26,14 @@ if TYPE_CHECKING:
 
 COMMAND = "goodgate plan"
 
+
+class Dtype(Enum):
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
+
 app = typer.Typer(
-    help="Plan capacity from what races have proven.",
+    help="Plan from what races have proven, and from what a device can hold and read.",
     epilog="Example: goodgate plan traffic --evidence evidence.json --rate 12",
     no_args_is_help=True,
 )
@@ -139,6 +149,43 @@ def backtest(
                 rows.append((path.stem, rate, folds))
                 typer.echo(f"{path.stem} at {rate:g}/s: {sum(f.held for f in folds)} of {len(folds)}", err=True)
     typer.echo(tables.backtest_markdown(rows))
+
+
+@app.command()
+def capacity(
+    model: Annotated[
+        str, typer.Option(help="A name in the model store, or the path of a GGUF file or folder.")
+    ] = DEFAULT_MODEL,
+    context: Annotated[int, typer.Option(min=1, help="Tokens of each text, prompt and answer together.")] = 2048,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(help="here, h200, h100, a100, l40s, rtx4090 or l4; can be repeated. Default: here."),
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Of the weights, and of a cache that is not in int8.")] = Dtype.bfloat16,
+    memory_share: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Of the device's memory, for weights and cache.")
+    ] = 0.9,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON on stdout.")] = False,
+) -> None:
+    """Say how many texts fit beside a model's weights and how fast a device can decode at best, and what other forms
+    of the KV cache would change.
+
+    Example: goodgate plan capacity --context 4096 --device here --device h200
+    """
+    from adapters.models.model_files import HERE, capacities
+    from adapters.models.model_store import ModelStore, is_store_name
+    from arena.planning import tables
+
+    with errors(COMMAND):
+        path = ModelStore(goodgate_home()).get(model).path if is_store_name(model) else Path(model).expanduser()
+        found = capacities(
+            path, device or [HERE], num_tokens=context, memory_share=memory_share, dtype=dtype.value
+        )
+        if as_json:
+            rows = [{"cache": form, **asdict(on), **asdict(fits)} for on, form, fits in found]
+            typer.echo(json.dumps(rows, indent=2))
+        else:
+            Console().print(tables.capacity(found, model=model, context=context))
 
 
 def _evidence(paths: list[Path]) -> Evidence:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.markup import escape
@@ -12,6 +13,9 @@ from rich.table import Table
 from arena.evidence.document import Entry
 from arena.planning.backtest import Fold
 from arena.planning.traffic import Choice, Plan
+
+if TYPE_CHECKING:
+    from native_engine.capacity import Capacity, Device
 
 
 def answer(plan: Plan) -> str:
@@ -93,3 +97,35 @@ def _named(entry: Entry) -> str:
 
 def _cost(choice: Choice) -> str:
     return "-" if choice.cost_per_hour is None else f"{choice.cost_per_hour:g} {choice.currency}"
+
+
+def capacity(found: Sequence[tuple[Device, str, Capacity]], *, model: str, context: int) -> Table:
+    """What devices hold and read of a model, by the form of its cache."""
+    shown = Table(
+        box=box.SIMPLE_HEAD, title_justify="left", title=escape(_held(found, model, context)), title_style="bold",
+        caption="speed: decoding at best, by what has to be read of memory; all: as many texts as fit, each at its end",
+        caption_justify="left",
+    )  # fmt: skip
+    for heading in ("device", "KV cache"):
+        shown.add_column(heading, overflow="fold")
+    for heading in ("bytes/token", "texts that fit", "one alone", "all"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    last = ""
+    for device, form, fits in found:
+        name = f"{device.name}, {device.memory_bytes / 1e9:.0f} GB, {device.bytes_per_s / 1e9:,.0f} GB/s"
+        if last and name != last:
+            shown.add_section()
+        shown.add_row(
+            "" if name == last else escape(name), form, f"{fits.token_bytes:,}", f"{fits.num_sequences:,}",
+            f"{fits.alone_tokens_per_s:,.0f}/s", f"{fits.tokens_per_s:,.0f}/s",
+        )  # fmt: skip
+        last = name
+    return shown
+
+
+def _held(found: Sequence[tuple[Device, str, Capacity]], model: str, context: int) -> str:
+    device, _, fits = found[0]
+    if not fits.num_sequences:
+        return f"{model} and one text of {context:,} tokens do not fit on {device.name}"
+    weights = f"{model}, {fits.weight_bytes / 1e9:.2f} GB"
+    return f"{weights}: {fits.num_sequences:,} texts of {context:,} tokens fit on {device.name}"

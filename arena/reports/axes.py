@@ -1,4 +1,4 @@
-"""Logarithmic axes: how far they reach and where their ticks lie. Pure."""
+"""Axes: how far they reach and where their ticks lie. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import math
 from collections.abc import Callable, Sequence
 
 from arena.reports.document import Axis
-from arena.reports.wording import figure
+
+
+def linear_axis(label: str, high: float) -> Axis:
+    """From 0 to the next whole step above `high`, which is positive; about five ticks."""
+    least = high / 5
+    magnitude = 10.0 ** math.floor(math.log10(least))
+    step = next(times for times in (1, 2, 2.5, 5, 10) if times * magnitude >= least * 0.999) * magnitude
+    count = math.ceil(high / step * 0.999)
+    ticks = tuple((number * step, f"{round(number * step, 9):,.10g}") for number in range(count + 1))
+    return Axis(label, 0, count * step, ticks)
 
 
 def log_axis(label: str, low: float, high: float, words: Callable[[float], str] = "{:g}".format) -> Axis:
@@ -16,6 +25,8 @@ def log_axis(label: str, low: float, high: float, words: Callable[[float], str] 
 
 def latency_axis(metric: str, values: Sequence[float], limit: float) -> Axis:
     """Logarithmic, with room for the limit and for an arrow above everything that is finite."""
+    from arena.reports.wording import figure  # which knows races, and pictures of anything else need none
+
     finite = [value for value in values if 0 < value < math.inf]
     low, high = min([*finite, limit]) / 1.3, max([*finite, limit]) * 1.6
     return log_axis(f"{metric.upper()}, ms", low, high, figure)

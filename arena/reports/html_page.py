@@ -33,7 +33,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(document: Document) -> str:
-    style = files("arena.reports").joinpath("report.css").read_text("utf-8")
+    style = "".join(files("arena.reports").joinpath(name).read_text("utf-8") for name in ("charts.css", "report.css"))
     body = "".join(
         [
             _head(document),
