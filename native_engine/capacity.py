@@ -118,9 +118,9 @@ def capacity(
 
 def variants(config: ModelConfig) -> Iterator[tuple[str, ModelConfig, KVCacheDtype]]:
     """What the cache's form changes: as it is, in int8, and with other numbers of heads for keys and values."""
-    yield f"as it is ({config.num_heads} heads, {config.num_kv_heads} of keys and values)", config, "auto"
-    yield "in int8", config, "int8"
+    yield f"{config.num_kv_heads} KV heads, as is", config, "auto"
+    yield "as is, in int8", config, "int8"
     if config.num_kv_heads != config.num_heads:
-        yield "if every head had its own (MHA)", replace(config, num_kv_heads=config.num_heads), "auto"
+        yield f"{config.num_heads} KV heads (MHA)", replace(config, num_kv_heads=config.num_heads), "auto"
     if config.num_kv_heads != 1:
-        yield "if all heads shared one (MQA)", replace(config, num_kv_heads=1), "auto"
+        yield "1 KV head (MQA)", replace(config, num_kv_heads=1), "auto"

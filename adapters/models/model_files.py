@@ -104,8 +104,18 @@ def capacities(
     if num_tokens > config.max_model_len:
         raise ModelStoreError(f"The model's context is {config.max_model_len} tokens, shorter than {num_tokens}.")
     return [
-        (device, words, capacity(form, device, num_tokens=num_tokens, kv_cache_dtype=kv_cache_dtype, dtype=dtype,
-                                 memory_share=memory_share))
+        (
+            device,
+            words,
+            capacity(
+                form,
+                device,
+                num_tokens=num_tokens,
+                kv_cache_dtype=kv_cache_dtype,
+                dtype=dtype,
+                memory_share=memory_share,
+            ),
+        )
         for device in (this_machine() if name == HERE else DEVICES[name] for name in devices)
         for words, form, kv_cache_dtype in variants(config)
     ]

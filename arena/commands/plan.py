@@ -178,9 +178,7 @@ def capacity(
 
     with errors(COMMAND):
         path = ModelStore(goodgate_home()).get(model).path if is_store_name(model) else Path(model).expanduser()
-        found = capacities(
-            path, device or [HERE], num_tokens=context, memory_share=memory_share, dtype=dtype.value
-        )
+        found = capacities(path, device or [HERE], num_tokens=context, memory_share=memory_share, dtype=dtype.value)
         if as_json:
             rows = [{"cache": form, **asdict(on), **asdict(fits)} for on, form, fits in found]
             typer.echo(json.dumps(rows, indent=2))

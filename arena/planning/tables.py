@@ -103,16 +103,16 @@ def capacity(found: Sequence[tuple[Device, str, Capacity]], *, model: str, conte
     """What devices hold and read of a model, by the form of its cache."""
     shown = Table(
         box=box.SIMPLE_HEAD, title_justify="left", title=escape(_held(found, model, context)), title_style="bold",
-        caption="speed: decoding at best, by what has to be read of memory; all: as many texts as fit, each at its end",
+        caption="texts: how many fit; a second: decoding at best, by what is read of memory for one or all of them",
         caption_justify="left",
     )  # fmt: skip
-    for heading in ("device", "KV cache"):
+    for heading in ("device", "cache"):
         shown.add_column(heading, overflow="fold")
-    for heading in ("bytes/token", "texts that fit", "one alone", "all"):
+    for heading in ("bytes/token", "texts", "one alone", "all"):
         shown.add_column(heading, justify="right", no_wrap=True)
     last = ""
     for device, form, fits in found:
-        name = f"{device.name}, {device.memory_bytes / 1e9:.0f} GB, {device.bytes_per_s / 1e9:,.0f} GB/s"
+        name = f"{device.name}, {device.memory_bytes / 1e9:.0f} GB,\n{device.bytes_per_s / 1e9:,.0f} GB/s"
         if last and name != last:
             shown.add_section()
         shown.add_row(

@@ -56,7 +56,7 @@ def _head(title: str, says: str, legend: Sequence[tuple[int, str]]) -> tuple[int
     lines = [_text(x, y, title, "title"), *_paragraph(x, y + 8, says, SHEET_WIDTH - 2 * MARGIN)]
     y += 8 + LINE * (len(lines) - 1) + (28 if legend else 10)
     for engine, name in legend:
-        width = round(20 + LETTER * len(name) + 22)
+        width = round(20 + 1.07 * LETTER * len(name) + 24)
         if x > MARGIN and x + width > SHEET_WIDTH - MARGIN:
             x, y = MARGIN, y + 22
         lines += [f'<g transform="translate({x} {y - 11})">{mark(engine)}</g>', _text(x + 20, y, name, "said")]

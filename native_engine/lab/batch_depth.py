@@ -60,7 +60,7 @@ def measure(bench: Workbench) -> Found:
 
 def _run(bench: Workbench, depth: int) -> _Run:
     engine = bench.engine(max_num_seqs=depth, enable_prefix_caching=False)
-    count = max(4, 2 * depth) if depth < 32 else depth + depth // 2
+    count = max(4, depth + depth // 2)
     lengths = [bench.pick((10, 14, 18), (16, 24, 32))[number % 3] for number in range(count)]
     for number, num_tokens in enumerate(lengths):
         engine.add(str(number), bench.prompt(PROMPT_TOKENS), greedy(num_tokens))

@@ -52,7 +52,7 @@ class Found:
 
 def measure(bench: Workbench) -> Found:
     num_requests, num_seats, mean = bench.pick((12, 4, 10), (32, 8, 24))
-    spreads = bench.pick((0.0, 1.0), (0.0, 0.4, 0.8, 1.2))
+    spreads = bench.pick((0.0, 1.0), (0.0, 0.6, 1.2))
     repeats = bench.pick(1, 3)
     answers = {spread: lengths(spread, num_requests, mean) for spread in spreads}
     bench.need_context(PROMPT_TOKENS + max(map(max, answers.values())))

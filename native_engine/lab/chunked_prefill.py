@@ -9,7 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import median
 
-from native_engine.lab.picture import Chart, Rule, Shown, Table, axis_of, chart, line, linear_axis, log_axis, table, times
+from native_engine.lab.picture import (
+    Chart,
+    Rule,
+    Shown,
+    Table,
+    axis_of,
+    chart,
+    line,
+    linear_axis,
+    log_axis,
+    table,
+    times,
+)
 from native_engine.lab.workbench import Course, Spread, Workbench, drive, greedy, short
 
 TITLE = "Chunked prefill: a long prompt does not stop those who are being answered"
@@ -46,7 +58,7 @@ class Found:
 
 
 def measure(bench: Workbench) -> Found:
-    num_decoding, prompt_tokens, num_tokens = bench.pick((3, 384, 24), (6, 1536, 40))
+    num_decoding, prompt_tokens, num_tokens = bench.pick((3, 384, 24), (6, 1024, 36))
     whole = prompt_tokens + 64
     budgets = bench.pick((64, whole), (64, 128, 256, 512, whole))
     repeats = bench.pick(2, 3)
@@ -72,7 +84,7 @@ def measure(bench: Workbench) -> Found:
             AtChunk(
                 budget,
                 budget == whole,
-                pause_ms=Spread.of([max(max(_pauses(each, other)[1]) for other in others) for each in courses]),
+                pause_ms=Spread.of([max(_longest_pause(each, other) for other in others) for each in courses]),
                 ttft_ms=Spread.of([each.ttft_s(LONG) * 1e3 for each in courses]),
                 prompt_steps=_prompt_steps(courses[0]),
             )
@@ -84,9 +96,7 @@ def measure(bench: Workbench) -> Found:
 
 def _met(bench: Workbench, num_decoding: int, prompt_tokens: int, num_tokens: int, budget: int) -> Course:
     """The others decode from the start, and are a quarter through when the prompt comes."""
-    engine = bench.engine(
-        max_num_batched_tokens=budget, max_num_seqs=num_decoding + 1, enable_prefix_caching=False
-    )
+    engine = bench.engine(max_num_batched_tokens=budget, max_num_seqs=num_decoding + 1, enable_prefix_caching=False)
     for number in range(num_decoding):
         engine.add(str(number), bench.prompt(8), greedy(num_tokens))
     prompt = bench.prompt(prompt_tokens)
@@ -109,6 +119,11 @@ def _pauses(course: Course, request_id: str) -> tuple[list[float], list[float]]:
     came = course.added_s[LONG]
     at_s = [token_s - came for token_s in course.token_s[request_id][1:]]
     return at_s, [gap * 1e3 for gap in course.gaps_s(request_id)]
+
+
+def _longest_pause(course: Course, request_id: str) -> float:
+    """Of those that ended after the prompt came."""
+    return max(pause for at_s, pause in zip(*_pauses(course, request_id), strict=True) if at_s > 0)
 
 
 def show(found: Found) -> Shown:

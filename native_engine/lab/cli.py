@@ -37,6 +37,9 @@ app = typer.Typer(
 
 Model = Annotated[str, typer.Option(help="A name in the model store, or the path of a GGUF file or folder.")]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Where the figure, the tables and the JSON go.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Cores to compute with; one is steadier where others work. Default: all.")
+]
 Quick = Annotated[bool, typer.Option("--quick", help="A smaller form: less than half a minute each.")]
 
 
@@ -51,17 +54,21 @@ def list_experiments() -> None:
 
 
 @app.command("all")
-def run_all(model: Model = DEFAULT_MODEL, out: Out = Path("lab"), quick: Quick = False) -> None:
+def run_all(
+    model: Model = DEFAULT_MODEL, out: Out = Path("lab"), quick: Quick = False, threads: Threads = None
+) -> None:
     """Run every experiment, and write a page of them all.
 
     Example: goodgate lab all --out docs/labs
     """
-    _run(list(QUESTIONS), model, out, is_quick=quick)
+    _run(list(QUESTIONS), model, out, is_quick=quick, threads=threads)
 
 
 def _command(name: str, question: str) -> Callable[..., None]:
-    def run(model: Model = DEFAULT_MODEL, out: Out = Path("lab"), quick: Quick = False) -> None:
-        _run([name], model, out, is_quick=quick)
+    def run(
+        model: Model = DEFAULT_MODEL, out: Out = Path("lab"), quick: Quick = False, threads: Threads = None
+    ) -> None:
+        _run([name], model, out, is_quick=quick, threads=threads)
 
     run.__doc__ = f"{question}\n\nExample: goodgate lab {name} --out lab"
     return run
@@ -71,18 +78,18 @@ for _name, _question in QUESTIONS.items():
     app.command(_name)(_command(_name, _question))
 
 
-def _run(names: Sequence[str], model: str, out: Path, *, is_quick: bool) -> None:
+def _run(names: Sequence[str], model: str, out: Path, *, is_quick: bool, threads: int | None) -> None:
     """Load the model once, and run, draw and write each experiment in turn: what has ended is there, whatever fails."""
     console = Console(stderr=True, markup=False, highlight=False)
     with _errors(), console.status("loading the model") as status:
         out.mkdir(parents=True, exist_ok=True)
-        bench = _bench(model, is_quick=is_quick, say=status.update)
+        bench = _bench(model, is_quick=is_quick, threads=threads, say=status.update)
         for name in names:
             from native_engine.lab import files
 
             started = time.monotonic()
             experiment = load(name)
-            command = _command_line(name, model, is_quick=is_quick)
+            command = _command_line(name, model, is_quick=is_quick, threads=threads)
             found = experiment.measure(bench)
             shown = experiment.show(found)
             files.write(out, files.Ran(name, experiment.TITLE, shown, _facts(model, command, bench), found))
@@ -91,7 +98,7 @@ def _run(names: Sequence[str], model: str, out: Path, *, is_quick: bool) -> None
             typer.echo(f"{experiment.TITLE}\n\n{shown.says}\n")
 
 
-def _bench(model: str, *, is_quick: bool, say: Callable[[str], None]) -> Workbench:
+def _bench(model: str, *, is_quick: bool, threads: int | None, say: Callable[[str], None]) -> Workbench:
     """The model, loaded and warm."""
     home = goodgate_home()
     path = ModelStore(home).get(model).path if is_store_name(model) else Path(model).expanduser()
@@ -100,7 +107,7 @@ def _bench(model: str, *, is_quick: bool, say: Callable[[str], None]) -> Workben
     from native_engine.loading import make_model
     from native_engine.weights import open_checkpoint
 
-    config = EngineConfig(kv_cache_mib=KV_CACHE_MIB)
+    config = EngineConfig(kv_cache_mib=KV_CACHE_MIB, num_threads=threads)
     kernels = home / "cache" / "native" if os.access(home, os.W_OK) else None
     bench = Workbench(
         make_model(open_checkpoint(path), config, kernel_cache=kernels), config, is_quick=is_quick, say=say
@@ -110,8 +117,9 @@ def _bench(model: str, *, is_quick: bool, say: Callable[[str], None]) -> Workben
     return bench
 
 
-def _command_line(name: str, model: str, *, is_quick: bool) -> str:
+def _command_line(name: str, model: str, *, is_quick: bool, threads: int | None) -> str:
     chosen = "" if model == DEFAULT_MODEL else f" --model {model}"
+    chosen += "" if threads is None else f" --threads {threads}"
     return f"goodgate lab {name}{chosen}{' --quick' if is_quick else ''}"
 
 
@@ -122,6 +130,7 @@ def _facts(model: str, command: str, bench: Workbench) -> dict[str, str]:
     host = host_facts()
     return {
         "machine": f"{host['cpu']}, {host['cores']} cores, {host['memory_gib']:g} GiB",
+        "threads": str(bench.config.num_threads or host["cores"]),
         "model": f"{model if is_store_name(model) else Path(model).name}, {bench.config.dtype}",
         "version": f"goodgate {version('goodgate')}, torch {version('torch')}",
         "command": command,

@@ -74,9 +74,9 @@ def _index_lines(out: Path) -> Iterator[str]:
     yield "# Experiments on the native engine"
     yield ""
     yield (
-        "Each runs one classic experiment on the engine that serves, with a real model, and leaves a figure, tables "
-        "and all that was measured. `goodgate lab list` names them, `goodgate lab all --out docs/labs` writes this page, "
-        "and `--quick` is a smaller form of less than half a minute each."
+        "Each runs one classic experiment on the engine that serves, with a real model, and leaves a figure, tables, "
+        "and all that was measured. `goodgate lab list` names them, `goodgate lab all --out docs/labs` writes it, "
+        "`--quick` is a smaller form of less than half a minute each."
     )
     for name, question in QUESTIONS.items():
         if not (out / f"{name}.json").is_file():

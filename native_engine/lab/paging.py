@@ -141,7 +141,7 @@ def _figures(bench: Workbench, known: Sequence[Reserved], block_size: int) -> di
 def _sizes(bench: Workbench, prompts: Sequence[list[int]], num_decoding: int, context: int) -> list[BlockSize]:
     sizes: tuple[int, ...] = bench.pick((16, 32, 128), (16, 32, 64, 128))
     step_ms: dict[int, list[float]] = {size: [] for size in sizes}
-    repeats = bench.pick(2, 4)
+    repeats = bench.pick(2, 3)
     for repeat in range(repeats):
         for size in sizes:
             bench.say(f"paging: steps with blocks of {size}, repeat {repeat + 1} of {repeats}")
@@ -150,9 +150,7 @@ def _sizes(bench: Workbench, prompts: Sequence[list[int]], num_decoding: int, co
     for size in sizes:
         figures = _figures(bench, [Reserved(prompt, 0) for prompt in prompts], size)
         paged, shared = figures["paged"], figures["paged+prefix"]
-        found.append(
-            BlockSize(size, paged.waste_share, 1 - shared.reserved / paged.reserved, Spread.of(step_ms[size]))
-        )
+        found.append(BlockSize(size, paged.waste_share, 1 - shared.reserved / paged.reserved, Spread.of(step_ms[size])))
     return found
 
 

@@ -57,7 +57,7 @@ class _Return:
 
 def measure(bench: Workbench) -> Found:
     counts: tuple[int, ...] = bench.pick((2, 8), (1, 2, 4, 8, 16, 32))
-    repeats = bench.pick(2, 5)
+    repeats = bench.pick(2, 3)
     bench.need_context((counts[-1] + 8) * bench.config.block_size)
     ran: dict[tuple[int, str], list[_Return]] = {}
     for repeat in range(repeats):

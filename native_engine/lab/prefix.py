@@ -63,8 +63,7 @@ def measure(bench: Workbench) -> Found:
         ],
         {
             layout: [
-                Spread.of([talk.ttft_ms[number] for talk in ran[lengths[-1], layout]])
-                for number in range(NUM_REQUESTS)
+                Spread.of([talk.ttft_ms[number] for talk in ran[lengths[-1], layout]]) for number in range(NUM_REQUESTS)
             ]
             for layout in LAYOUTS
         },
@@ -111,7 +110,7 @@ def _says(found: Found) -> str:
         f"{times(last.first_ms['plain'].median, plain)} less: {last.found_share['plain']:.0%} of their prompts is "
         f"found in the cache. A time of day of {STAMP_TOKENS} tokens in front, another in each request, and "
         f"{last.found_share['stamp_first']:.0%} is found: every request waits {short(first)} ms. The same time of day "
-        f"behind the system prompt costs nothing of that: {short(late)} ms, with {last.found_share['stamp_last']:.0%} "
+        f"behind the system prompt leaves it at {short(late)} ms, with {last.found_share['stamp_last']:.0%} "
         "found. What changes belongs at the end of a prompt."
     )
 
@@ -120,7 +119,7 @@ def _by_length(found: Found) -> Chart:
     lines = {layout: [(each.num_tokens, each.later_ms[layout]) for each in found.lengths] for layout in LAYOUTS}
     values = [end for points in lines.values() for _, spread in points for end in (spread.low, spread.high)]
     return chart(
-        "First token of a later request, by the system prompt's length",
+        "The first token of later requests",
         "A shared beginning keeps it level; with a timestamp in front it grows with the prompt.",
         axis_of("tokens in the system prompt", [each.num_tokens for each in found.lengths]),
         log_axis("TTFT, ms", min(values) / 1.3, max(values) * 1.3),

@@ -85,9 +85,7 @@ def test_what_fits_is_what_an_engine_of_that_pool_runs_at_once() -> None:
     config = EngineConfig(block_size=16, kv_cache_mib=1, max_num_seqs=200, max_num_batched_tokens=4096)
     model = tiny_config(num_layers=8, num_kv_heads=6, head_dim=32)
     blocks = pool_blocks(model, config)
-    device = Device(
-        name="as the engine", memory_bytes=2 * capacity.num_parameters(model) + MIB, bytes_per_s=1e9
-    )
+    device = Device(name="as the engine", memory_bytes=2 * capacity.num_parameters(model) + MIB, bytes_per_s=1e9)
     fits = capacity.capacity(model, device, num_tokens=32, block_size=16, memory_share=1.0).num_sequences
     pool = BlockPool(blocks, 16)
     tables = [pool.allocate(2) for _ in range(fits)]

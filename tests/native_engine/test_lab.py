@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from adapters.errors import GoodgateError
 from native_engine.blocks import BlockPool
 from native_engine.config import EngineConfig
-from native_engine.lab import batch_depth, batching, chunked_prefill, cli, files, kv_cache, paging, picture, prefix
+from native_engine.lab import batch_depth, batching, cli, files, kv_cache, paging, picture, prefix
 from native_engine.lab.catalogue import QUESTIONS, load
 from native_engine.lab.workbench import Spread, Workbench, short
 from native_engine.loading import make_model
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bench(folder: Path, kernel_cache: Path) -> Workbench:
-    config = EngineConfig(kv_cache_mib=16)
+    config = EngineConfig(kv_cache_mib=16, num_threads=1)
     model = make_model(open_checkpoint(folder), config, kernel_cache=kernel_cache)
     return Workbench(model, config, is_quick=True)
 
@@ -162,6 +162,7 @@ def test_an_experiment_leaves_a_picture_a_page_and_its_figures(name: str, found:
     assert any("a <small> one" in each for each in words), "a figure names the machine"
     assert any("goodgate lab all" in each for each in words)
     assert {each.title for each in shown.charts} <= set(words)
+    assert all(len(each.title) <= 50 for each in shown.charts), "a longer one runs into the next chart"
     assert len(root.findall(f".//{SVG}g/{SVG}svg")) >= len(shown.charts)
     assert len({place for place, _ in picture.legend(shown.charts)}) == len(picture.legend(shown.charts))
     left = json.loads((tmp_path / f"{name}.json").read_text())
@@ -196,14 +197,14 @@ def test_the_list_names_every_experiment() -> None:
 
 
 def test_the_command_runs_an_experiment_and_says_what_to_see(folder: Path, tmp_path: Path) -> None:
-    result = run("prefix", "--quick", "--model", str(folder), "--out", str(tmp_path / "out"))
+    result = run("prefix", "--quick", "--threads", "1", "--model", str(folder), "--out", str(tmp_path / "out"))
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(prefix.TITLE)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "prefix.svg", "prefix.md", "prefix.json", "README.md",
     }  # fmt: skip
     facts = json.loads((tmp_path / "out" / "prefix.json").read_text())["facts"]
-    assert facts["command"] == f"goodgate lab prefix --model {folder} --quick"
+    assert facts["command"] == f"goodgate lab prefix --model {folder} --threads 1 --quick"
     assert str(Path.home()) not in facts["machine"]
 
 
