@@ -72,12 +72,15 @@ class Health(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True):
-    """What the engine says of its own load; None where it does not tell. The last two run from 0 to 1."""
+    """What the engine says of its own load; None where it does not tell. Shares run from 0 to 1, drafts are counted
+    since it started."""
 
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
     prefix_hit_rate: float | None = None
+    draft_tokens: int | None = None  # guessed by speculation
+    accepted_draft_tokens: int | None = None
 
 
 class ModelInfo(Struct, frozen=True):

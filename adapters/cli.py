@@ -124,7 +124,10 @@ def up(
     port: Annotated[
         int | None, typer.Option(help="The port to listen on; by default a free one.", min=1, max=65535)
     ] = None,
-    option: Annotated[list[str] | None, typer.Option("--option", "-o", help="A launch option, as key=value.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", help="A launch option, as key=value; docs/engines.md has those of each engine."),
+    ] = None,
     restart: Annotated[
         bool, typer.Option("--restart/--no-restart", help="Start it again when it ends by itself.")
     ] = True,

@@ -91,6 +91,13 @@ class NativeSettings(EngineOptions):
     ttft_target_ms: Annotated[float, Meta(gt=0)] | None = None
     tpot_target_ms: Annotated[float, Meta(gt=0)] | None = None
     when_late: Literal["queue", "relegate", "refuse"] | None = None  # a request whose first token cannot be in time
+    speculation: Literal["off", "ngram", "draft"] | None = None  # drafts of the next tokens, checked in one step
+    num_speculative_tokens: AtLeastOne | None = None
+    speculation_max_rows: AtLeastOne | None = None
+    ngram_max: AtLeastOne | None = None
+    ngram_min: AtLeastOne | None = None
+    draft_model: Annotated[str, Meta(min_length=1)] | None = None  # as `model` is named
+    draft_kv_cache_mib: AtLeastOne | None = None
 
 
 class NativeOptions(NativeSettings, kw_only=True):
@@ -125,7 +132,9 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
 
     def __init__(self, options: NativeOptions) -> None:
         super().__init__(options)
-        self.capabilities = with_tools(self.capabilities, options.tool_parser != "none", can_force=True)
+        self._drafts = options.speculation not in (None, "off")
+        capabilities = _telling_drafts(self.capabilities) if self._drafts else self.capabilities
+        self.capabilities = with_tools(capabilities, options.tool_parser != "none", can_force=True)
         self._engine: AsyncEngine | None = None
         self._template: ChatTemplate | None = None
         self._tool_format: ToolFormat | None = None
@@ -164,13 +173,15 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         home = Path(self.options.home) if self.options.home else goodgate_home()
         path = _model_path(self.options.model, home)
         try:
-            config = EngineConfig(**self._config_fields())
+            config = EngineConfig(**self._config_fields(home))
             return AsyncEngine.load(path, config, kernel_cache=_kernel_cache(home))
         except (NativeError, OSError, MemoryError, ValueError, RuntimeError) as error:
             raise EngineUnavailable(f"The native engine could not load {path}: {error}") from error
 
-    def _config_fields(self) -> dict[str, Any]:
+    def _config_fields(self, home: Path) -> dict[str, Any]:
         chosen = {name: getattr(self.options, name) for name in NativeSettings.__struct_fields__}
+        if self.options.draft_model is not None:
+            chosen["draft_model"] = _model_path(self.options.draft_model, home)
         return {name: value for name, value in chosen.items() if value is not None}
 
     async def close(self) -> None:
@@ -200,6 +211,8 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             waiting=stats.num_waiting,
             kv_usage=stats.kv_blocks_used / stats.kv_blocks_total,
             prefix_hit_rate=stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else None,
+            draft_tokens=stats.draft_tokens if self._drafts else None,
+            accepted_draft_tokens=stats.accepted_draft_tokens if self._drafts else None,
         )
 
     async def version(self) -> str:
@@ -458,6 +471,11 @@ def _translated(error: NativeError, request: GenerateRequest, *, has_begun: bool
     if isinstance(error, GrammarFailed | StepFailed) and not has_begun:
         return EngineFailed(str(error))
     return StreamInterrupted(str(error)) if has_begun else EngineUnavailable(str(error))
+
+
+def _telling_drafts(capabilities: Capabilities) -> Capabilities:
+    told = capabilities.load | {"draft_tokens", "accepted_draft_tokens"}
+    return msgspec.structs.replace(capabilities, load=told)
 
 
 def _template_of(engine: AsyncEngine) -> ChatTemplate | None:

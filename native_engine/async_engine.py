@@ -80,10 +80,12 @@ class _Stream:
     num_replayed: int = 0  # and are the end of the prompt that the engine sees
 
     def take(self, output: StepOutput) -> Delta:
-        """Turn a step's tokens into text. The token that ended a request is counted, but is not part of its text."""
+        """Turn a step's tokens into text. The token that ended a request is counted, but is not part of its text. Of
+        several tokens none is left behind a stop string: one at a time, they would not have come."""
         stopped_by_token = output.finish_reason == "stop"
         piece = self.text.feed(output.token_ids[:-1] if stopped_by_token else output.token_ids)
-        self.num_output_tokens += len(output.token_ids)
+        token_ids = output.token_ids if piece.stop is None else output.token_ids[: piece.num_tokens]
+        self.num_output_tokens += len(token_ids)
         reason: Literal["stop", "length"] | None = None
         if piece.stop is not None or stopped_by_token:
             reason = "stop"
@@ -92,7 +94,7 @@ class _Stream:
         held = self.text.finish() if reason and piece.stop is None else ""
         return Delta(
             text=piece.text + held,
-            token_ids=output.token_ids,
+            token_ids=token_ids,
             finish_reason=reason,
             stop_string=piece.stop,
             num_prompt_tokens=output.num_prompt_tokens - self.num_replayed,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from native_engine.errors import InvalidParams
@@ -19,6 +20,12 @@ from native_engine.pacing import Targets, WhenLate
 Dtype = Literal["bfloat16", "float32"]
 KVCacheDtype = Literal["auto", "int8"]
 Preemption = Literal["recompute", "swap", "auto"]
+Speculation = Literal["off", "ngram", "draft"]
+
+_COUNTS = (
+    *("block_size", "kv_cache_mib", "max_num_seqs", "max_num_batched_tokens"),
+    *("num_speculative_tokens", "speculation_max_rows", "ngram_min", "draft_kv_cache_mib"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +46,13 @@ class EngineConfig:
     ttft_target_ms: float | None = None  # latency targets, see pacing.py
     tpot_target_ms: float | None = None
     when_late: WhenLate = "queue"
+    speculation: Speculation = "off"  # who guesses the next tokens: the request's own text, or `draft_model`
+    num_speculative_tokens: int = 4  # of a draft
+    speculation_max_rows: int = 64  # no drafts for steps that would have more; with AMX fewer cost as much
+    ngram_max: int = 4  # ngram: so many last tokens are looked for, or fewer, down to
+    ngram_min: int = 2
+    draft_model: Path | None = None
+    draft_kv_cache_mib: int = 64
 
     @property
     def targets(self) -> Targets:
@@ -63,7 +77,18 @@ class EngineConfig:
                 f"swap_space_mib must be above 0 where preemption is swap or auto, and 0 where it is recompute, "
                 f"not {self.swap_space_mib} with {self.preemption}."
             )
-        for name in ("block_size", "kv_cache_mib", "max_num_seqs", "max_num_batched_tokens"):
+        if self.speculation not in get_args(Speculation):
+            raise InvalidParams(
+                f"speculation must be one of {', '.join(get_args(Speculation))}, not {self.speculation!r}."
+            )
+        if (self.speculation == "draft") != (self.draft_model is not None):
+            raise InvalidParams(
+                f"draft_model must be given where speculation is draft, and only there, not {self.draft_model} "
+                f"with {self.speculation}."
+            )
+        if self.ngram_max < self.ngram_min:
+            raise InvalidParams(f"ngram_max must be at least ngram_min ({self.ngram_min}), not {self.ngram_max}.")
+        for name in _COUNTS:
             _at_least(1, name, getattr(self, name))
         for name in ("max_model_len", "num_threads"):
             if getattr(self, name) is not None:
@@ -87,6 +112,8 @@ class EngineConfig:
             enable_prefix_caching=self.enable_prefix_caching,
             preemption=self.preemption,
             sliding_window=sliding_window,
+            num_speculative_tokens=0 if self.speculation == "off" else self.num_speculative_tokens,
+            speculation_max_rows=self.speculation_max_rows,
         )
 
 
@@ -100,6 +127,8 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     preemption: Preemption = "recompute"
     sliding_window: int | None = None
+    num_speculative_tokens: int = 0
+    speculation_max_rows: int = 64
 
     def __post_init__(self) -> None:
         if self.sliding_window is not None:

@@ -22,6 +22,7 @@ from native_engine.sampling_params import SamplingParams
 class Piece(NamedTuple):
     text: str
     stop: str | None = None  # the stop string that was met; the text ends right before it
+    num_tokens: int = 0  # that it took
 
 
 class StopMatcher:
@@ -65,14 +66,14 @@ class OutputText:
         self._unchecked = params.min_tokens  # tokens that no stop string may end
 
     def feed(self, token_ids: Iterable[int]) -> Piece:
-        """The text that these tokens complete. After a `stop`, the request is over."""
-        text = ""
+        """The text that these tokens complete. After a `stop`, the request is over: tokens behind it count no more."""
+        text, count = "", 0
         for token in token_ids:
             piece = self._feed_one(token)
-            text += piece.text
+            text, count = text + piece.text, count + 1
             if piece.stop is not None:
-                return Piece(text, piece.stop)
-        return Piece(text)
+                return Piece(text, piece.stop, count)
+        return Piece(text, None, count)
 
     def finish(self) -> str:
         return self._matcher.flush()

@@ -27,15 +27,22 @@ from native_engine.pacing import NO_TARGETS, Pace, Targets
 from native_engine.sampling_params import SamplingParams
 from native_engine.scheduler import Scheduler
 from native_engine.sequence import CacheKey, FinishReason, Matcher, Sequence, Status
-from native_engine.step import ScheduledChunk, StepPlan
+from native_engine.step import ScheduledChunk, StepPlan, Wanted
 from native_engine.step_time import StepTimeModel
 
 LONG_STEP_TOKENS = 32  # beside the decodes: from here on a step's time is that of its tokens
 
 
+class Drafter(Protocol):
+    def propose(self, wanted: SequenceOf[Wanted]) -> list[list[int]]:
+        """Guess how each text goes on: a draft of at most `length` tokens, an empty one where there is no guess.
+
+        Any guess will do: a bad one costs time and changes no token."""
+
+
 class Runner(Protocol):
-    def run(self, plan: StepPlan) -> list[int | None]:
-        """Compute the plan's chunks; one entry per chunk, a token id exactly where the chunk samples."""
+    def run(self, plan: StepPlan) -> list[list[int]]:
+        """Compute the plan's chunks; a list of tokens for each, as long as its `num_sampled`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,8 @@ class Stats:
     copied_blocks: int
     swapped_out_blocks: int
     swapped_in_blocks: int
+    draft_tokens: int
+    accepted_draft_tokens: int
     lost_tokens: int  # of preempted requests: to be computed again where no cache has them
     num_steps: int
     last_step_s: float
@@ -94,6 +103,7 @@ class Engine:
         host_pool: BlockPool | None = None,
         costs: Costs | None = None,
         targets: Targets = NO_TARGETS,
+        drafter: Drafter | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._config = config
@@ -105,6 +115,7 @@ class Engine:
         self._runner = runner
         self._clock = clock
         self._last_step_s = 0.0
+        self._drafter = drafter
 
     @property
     def has_work(self) -> bool:
@@ -186,22 +197,34 @@ class Engine:
         if plan is None:
             return late
         try:
+            drafting_s = self._draft(plan)
             sampled = self._runner.run(plan)
         except Exception as error:
             self._scheduler.rollback(plan)
             raise StepFailed([chunk.sequence.request_id for chunk in plan.chunks]) from error
         ended = self._clock()
         self._last_step_s = ended - started
-        if ended > started:
-            self._step_times.observe(plan.work, self._last_step_s)
+        if ended > started + drafting_s:
+            self._step_times.observe(plan.work, self._last_step_s - drafting_s)
         self._scheduler.commit(plan, sampled, ended)
         if plan.num_tokens - len(plan.chunks) >= LONG_STEP_TOKENS:
-            self._costs.note_prefill(self._last_step_s / plan.num_tokens)
+            self._costs.note_prefill((self._last_step_s - drafting_s) / plan.num_rows)
         return late + [
-            _output(chunk, token_id)
-            for chunk, token_id in zip(plan.chunks, sampled, strict=True)
-            if token_id is not None and chunk.sequence.status is not Status.ABORTED
+            _output(chunk) for chunk in plan.chunks if chunk.new_ids and chunk.sequence.status is not Status.ABORTED
         ]
+
+    def _draft(self, plan: StepPlan) -> float:
+        """Give the plan its drafts. Returns the seconds that it took."""
+        if self._drafter is None:
+            return 0.0
+        wanted = self._scheduler.wanted_drafts(plan, self._costs.drafting_s)
+        if not wanted:
+            return 0.0
+        started = self._clock()
+        self._scheduler.add_drafts(wanted, self._drafter.propose(wanted))
+        drafting_s = self._clock() - started
+        self._costs.note_drafting(drafting_s)
+        return drafting_s
 
     def check(self) -> None:
         """Raise `InvariantBroken` unless blocks, tables and queues agree. Cheap enough for every step of a test."""
@@ -224,6 +247,8 @@ class Engine:
             copied_blocks=memory.copied_blocks,
             swapped_out_blocks=memory.swapped_out_blocks,
             swapped_in_blocks=memory.swapped_in_blocks,
+            draft_tokens=counters.draft_tokens,
+            accepted_draft_tokens=counters.accepted_draft_tokens,
             lost_tokens=memory.lost_tokens,
             num_steps=counters.steps,
             last_step_s=self._last_step_s,
@@ -248,11 +273,11 @@ def _ended_late(sequence: Sequence) -> StepOutput:
     )
 
 
-def _output(chunk: ScheduledChunk, token_id: int) -> StepOutput:
+def _output(chunk: ScheduledChunk) -> StepOutput:
     sequence = chunk.sequence
     return StepOutput(
         sequence.request_id,
-        [token_id],
+        chunk.new_ids,
         sequence.status.finish_reason,
         sequence.num_prompt_tokens,
         sequence.num_cached_tokens,

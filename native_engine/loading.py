@@ -16,7 +16,7 @@ from native_engine.attention.cpu import make_backend
 from native_engine.blocks import BlockPool
 from native_engine.capacity import MIB, bytes_per_token, num_blocks
 from native_engine.config import Dtype, EngineConfig, SchedulerConfig
-from native_engine.engine import Engine
+from native_engine.engine import Drafter, Engine
 from native_engine.errors import InvalidParams
 from native_engine.identity import identity_of
 from native_engine.memory import Costs
@@ -24,10 +24,13 @@ from native_engine.models.config import ModelConfig
 from native_engine.models.decoder import Decoder
 from native_engine.runner import ModelRunner
 from native_engine.sampler import Sampler
+from native_engine.speculation_model import DraftModel
+from native_engine.speculation_ngram import NgramDrafter
 from native_engine.tokenizer import TextTokenizer, open_tokenizer
 from native_engine.weights import Checkpoint, open_checkpoint
 
 TORCH_DTYPES: dict[Dtype, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DRAFT_BLOCK_SIZE = 16
 MAX_POSITIONS_BEHIND_WINDOWS = 1 << 18  # where the pool does not bound a text, the rope's table has to be bounded
 
 
@@ -48,10 +51,32 @@ def load(path: Path, config: EngineConfig, *, kernel_cache: Path | None = None) 
         raise InvalidParams(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model {checkpoint.config.vocab_size}."
         )
+    small = None if config.draft_model is None else _open_draft_model(config.draft_model, checkpoint, tokenizer)
     model = make_model(checkpoint, config, kernel_cache=kernel_cache)
-    engine = make_engine(model, config)
+    draft = None if small is None else make_model(small, _draft_config(config), kernel_cache=kernel_cache)
+    engine = make_engine(model, config, draft)
     identity = identity_of(path, config, model, engine.max_len)
     return LoadedModel(engine, tokenizer, checkpoint.config, engine.max_len, identity)
+
+
+def _open_draft_model(path: Path, checkpoint: Checkpoint, tokenizer: TextTokenizer) -> Checkpoint:
+    small = open_checkpoint(path)
+    same_size = small.config.vocab_size == checkpoint.config.vocab_size
+    if not same_size or open_tokenizer(path).token_bytes != tokenizer.token_bytes:
+        raise InvalidParams(f"draft_model must have the vocabulary of the model, token by token; {path} has another.")
+    return small
+
+
+def _draft_config(config: EngineConfig) -> EngineConfig:
+    """What a draft goes on from is found in the prefix cache, in whole blocks: small ones leave little to compute."""
+    return EngineConfig(
+        dtype=config.dtype,
+        block_size=DRAFT_BLOCK_SIZE,
+        kv_cache_mib=config.draft_kv_cache_mib,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        num_threads=config.num_threads,
+    )
 
 
 def make_model(checkpoint: Checkpoint, config: EngineConfig, *, kernel_cache: Path | None = None) -> Decoder:
@@ -67,8 +92,9 @@ def make_model(checkpoint: Checkpoint, config: EngineConfig, *, kernel_cache: Pa
     return Decoder(checkpoint, dtype, backend, max_position=longest)
 
 
-def make_engine(model: Decoder, config: EngineConfig) -> Engine:
-    """An engine with a cache of its own around `model`: token ids in, token ids out."""
+def make_engine(model: Decoder, config: EngineConfig, draft: Decoder | None = None) -> Engine:
+    """An engine with a cache of its own around `model`: token ids in, token ids out. `draft`: the loaded
+    `config.draft_model`, exactly where there is one."""
     if model.cache_dtype != cache_dtype(config):
         raise InvalidParams(f"kv_cache_dtype must be what the model was made for, not {config.kv_cache_dtype!r}.")
     cache = KVCache.allocate(model.config, pool_blocks(model.config, config), config.block_size, model.cache_dtype)
@@ -83,7 +109,18 @@ def make_engine(model: Decoder, config: EngineConfig) -> Engine:
         host_pool=None if host is None else BlockPool(host.num_blocks, host.block_size),
         costs=costs,
         targets=config.targets,
+        drafter=_make_drafter(config, draft),
     )
+
+
+def _make_drafter(config: EngineConfig, draft: Decoder | None) -> Drafter | None:
+    if (draft is None) != (config.speculation != "draft"):
+        raise InvalidParams("draft_model must be loaded where speculation is draft, and only there.")
+    if draft is not None:
+        return DraftModel(make_engine(draft, _draft_config(config)))
+    if config.speculation == "ngram":
+        return NgramDrafter(longest=config.ngram_max, shortest=config.ngram_min)
+    return None
 
 
 def _host_cache(model: Decoder, config: EngineConfig) -> KVCache | None:

@@ -41,12 +41,16 @@ class Costs:
 
     prefill_s_per_token: float = 0.0
     swap_s_per_block: float = 0.0  # one way
+    drafting_s: float = 0.0  # all drafts of a step
 
     def note_prefill(self, s_per_token: float) -> None:
         self.prefill_s_per_token = _smoothed(self.prefill_s_per_token, s_per_token)
 
     def note_swap(self, s_per_block: float) -> None:
         self.swap_s_per_block = _smoothed(self.swap_s_per_block, s_per_block)
+
+    def note_drafting(self, seconds: float) -> None:
+        self.drafting_s = _smoothed(self.drafting_s, seconds)
 
     def prefers_swap(self, block_size: int) -> bool:
         """A block out and in again costs less than to compute its tokens again."""
@@ -194,6 +198,20 @@ class Memory:
             self.counters.copied_blocks += 1
         else:
             self.pool.withdraw(source)
+
+    def reserve(self, sequence: Sequence, num_drafted: int, *, spare: int) -> int:
+        """Room behind its last token for a draft, out of what is free beside `spare` blocks. Returns for how many
+        tokens; `trim` gives back what they do not fill."""
+        size, lacking = self.pool.block_size, self.pool.blocks_for(sequence.num_tokens + num_drafted)
+        lacking -= len(sequence.block_table)
+        sequence.block_table += self.pool.allocate(max(0, min(lacking, self.pool.num_free - spare)))
+        return min(num_drafted, len(sequence.block_table) * size - sequence.num_tokens)
+
+    def trim(self, sequence: Sequence) -> None:
+        """Give back the blocks behind its last token: a draft is in them, or was."""
+        num_kept = self.pool.blocks_for(sequence.num_tokens)
+        self.pool.free(sequence.block_table[num_kept:])
+        del sequence.block_table[num_kept:]
 
     def can_share(self, parent: Sequence, num_tokens: int) -> bool:
         """A window may hide from the parent what the next token after `num_tokens` still reads."""

@@ -69,7 +69,7 @@ class Late(NamedTuple):
 class Pace:
     def __init__(self, targets: Targets, model: StepTimeModel) -> None:
         self.targets = targets
-        self._model = model
+        self.model = model
 
     def due(self, sequence: Sequence) -> float:
         """In seconds of the engine's clock; what the line is sorted by."""
@@ -82,24 +82,24 @@ class Pace:
     def budget(self, running: Iterable[Sequence], now: float, *, most: int) -> int:
         """Tokens that the next step may compute: decodes, and as much of the prompts as leaves them their time."""
         decodes, prompts = _split(running)
-        if self.targets.tpot_s is None or not self._model.is_warm or not decodes:
+        if self.targets.tpot_s is None or not self.model.is_warm or not decodes:
             return most
         slack = min(self._next_token_due(sequence) for sequence in decodes) - now
         limit_s = MARGIN * min(slack, LONGEST_PAUSE * self.targets.tpot_s)
         work = _decode_work(decodes)
         start = prompts[0].num_computed_tokens if prompts else 0
         for length in range(most - len(decodes), LEAST_CHUNK, -LEAST_CHUNK):
-            if self._model.predict(work + chunk_work(start, length, samples=True)) <= limit_s:
+            if self.model.predict(work + chunk_work(start, length, sampled=1)) <= limit_s:
                 return len(decodes) + length
         return min(len(decodes) + LEAST_CHUNK, most)
 
     def may_join(self, running: SequenceOf[Sequence]) -> bool:
         """With one more of their kind, a step that only decodes keeps TPOT."""
-        if self.targets.tpot_s is None or not self._model.is_warm or not running:
+        if self.targets.tpot_s is None or not self.model.is_warm or not running:
             return True
         work = _decode_work(running)
         more = StepWork(1, work.context // len(running), 1)
-        return self._model.predict(work + more) <= self.targets.tpot_s
+        return self.model.predict(work + more) <= self.targets.tpot_s
 
     def late(
         self,
@@ -113,7 +113,7 @@ class Pace:
         """Those of the line whose first token will not be in time, if prompts go on at today's speed. Only those that
         have not begun: what has been computed is not thrown away. `num_cached`: how much of a prompt is in the cache.
         """
-        if self.targets.ttft_s is None or self.targets.when_late == "queue" or not self._model.is_warm:
+        if self.targets.ttft_s is None or self.targets.when_late == "queue" or not self.model.is_warm:
             return []
         ahead = sum(sequence.num_uncomputed_tokens for sequence in running if sequence.num_uncomputed_tokens > 1)
         tokens_per_s = self._prefill_speed(running, now, most=most)
@@ -134,7 +134,7 @@ class Pace:
         """Tokens of prompts a second, beside those that decode."""
         decodes, _ = _split(running)
         length = max(self.budget(running, now, most=most) - len(decodes), 1)
-        return length / self._model.predict(_decode_work(decodes) + chunk_work(0, length, samples=True))
+        return length / self.model.predict(_decode_work(decodes) + chunk_work(0, length, sampled=1))
 
     def _next_token_due(self, sequence: Sequence) -> float:
         """By the targets' own measure: the mean gap since the first token."""

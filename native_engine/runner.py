@@ -1,12 +1,13 @@
 """A plan in, tokens out: lays the plan's chunks out as one flat step, runs the model on it, and samples.
 
 runner = ModelRunner(model, cache, Sampler(eos_token_ids))
-tokens = runner.run(plan)       # one entry per chunk, None where the chunk does not sample
+tokens = runner.run(plan)       # a list per chunk: a token for each of its last `num_sampled` rows
 """
 
 from __future__ import annotations
 
 import time
+from itertools import islice
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ class ModelRunner:
             self._timed_copy([BlockCopy(0, 0)], cache, host)
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> list[int | None]:
+    def run(self, plan: StepPlan) -> list[list[int]]:
         if self._num_threads is not None and torch.get_num_threads() != self._num_threads:
             torch.set_num_threads(
                 self._num_threads
@@ -50,12 +51,15 @@ class ModelRunner:
         self._move_blocks(plan.moves)
         token_ids = torch.tensor([token for chunk in plan.chunks for token in chunk.token_ids])
         batch = lay_out(plan.chunks, self._cache.block_size)
-        sampling = [chunk for chunk in plan.chunks if chunk.samples]
-        logits = self._model.forward(token_ids, batch, self._cache, last_rows(plan.chunks))
+        logits = self._model.forward(token_ids, batch, self._cache, sampled_rows(plan.chunks))
         if logits is None:
-            return [None] * len(plan.chunks)
-        tokens = iter(self._sampler.sample(logits, [chunk.sequence for chunk in sampling]))
-        return [next(tokens) if chunk.samples else None for chunk in plan.chunks]
+            return [[] for _ in plan.chunks]
+        # Behind a draft a row is sampled as if all of the draft held; where it does not, nobody looks at the row.
+        states = [
+            chunk.sequence.ahead(chunk.draft_ids[:count]) for chunk in plan.chunks for count in range(chunk.num_sampled)
+        ]
+        tokens = iter(self._sampler.sample(logits, states))
+        return [list(islice(tokens, chunk.num_sampled)) for chunk in plan.chunks]
 
     def _move_blocks(self, moves: Moves) -> None:
         if self._host is not None and moves.swap_out:
@@ -73,21 +77,22 @@ class ModelRunner:
 
 def lay_out(chunks: list[ScheduledChunk], block_size: int) -> StepBatch:
     """Where each row of the step belongs: its position, its slot in the cache, its sequence's block table."""
-    lengths = [chunk.length for chunk in chunks]
+    num_rows = [chunk.num_rows for chunk in chunks]
     width = max(len(chunk.sequence.block_table) for chunk in chunks)
     tables = np.zeros((len(chunks), width), np.int32)  # NO_BLOCK is any block: nobody reads behind a window
     for line, chunk in enumerate(chunks):
         tables[line, : len(chunk.sequence.block_table)] = chunk.sequence.block_table
     np.maximum(tables, 0, out=tables)
-    sequences = np.repeat(np.arange(len(chunks), dtype=np.int32), lengths)
-    positions = np.concatenate([np.arange(chunk.start, chunk.end, dtype=np.int32) for chunk in chunks])
+    sequences = np.repeat(np.arange(len(chunks), dtype=np.int32), num_rows)
+    positions = np.concatenate(
+        [np.arange(chunk.start, chunk.start + chunk.num_rows, dtype=np.int32) for chunk in chunks]
+    )
     slots = tables[sequences, positions // block_size] * block_size + positions % block_size
     return StepBatch(*map(torch.from_numpy, (positions, slots, sequences, tables)))
 
 
-def last_rows(chunks: list[ScheduledChunk]) -> torch.Tensor:
-    """Rows of the step that predict a token: the last of each chunk that samples."""
-    ends = np.cumsum([chunk.length for chunk in chunks])
-    return torch.tensor(
-        [int(end) - 1 for end, chunk in zip(ends, chunks, strict=True) if chunk.samples], dtype=torch.int64
-    )
+def sampled_rows(chunks: list[ScheduledChunk]) -> torch.Tensor:
+    """Rows of the step that predict a token: the last ones of each chunk, as many as it samples."""
+    ends = np.cumsum([chunk.num_rows for chunk in chunks])
+    rows = [np.arange(end - chunk.num_sampled, end) for end, chunk in zip(ends, chunks, strict=True)]
+    return torch.from_numpy(np.concatenate(rows).astype(np.int64))

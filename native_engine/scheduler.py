@@ -2,7 +2,8 @@
 
     late = scheduler.sort_out_late(now)              # those that end unserved
     plan = scheduler.plan(now)                       # None: no work
-    sampled = runner.run(plan)                       # one token id, or None, per chunk
+    wanted = scheduler.wanted_drafts(plan)           # and scheduler.add_drafts(wanted, drafts), with speculation
+    sampled = runner.run(plan)                       # per chunk a list of token ids
     finished = scheduler.commit(plan, sampled, now)  # or scheduler.rollback(plan), when the run failed
 
 One rule: each sequence has `num_computed_tokens` and wants to reach the tokens it knows; a step spends a budget of
@@ -28,6 +29,10 @@ A fork stands in the line right behind its parent and shares its blocks. It runs
 waits without blocks. `branches` of a sequence are forked off when its first token is sampled: several answers to one
 prompt, which is computed once. Each then computes the prompt's last token again, and samples on its own from there.
 
+Drafts (speculation.py) come last: they take rows and blocks that nobody else wants, and are part of a plan, never of a
+sequence. `commit` takes over the tokens that hold and gives back the blocks of the rest, so between two steps nothing
+is left of a draft, in the prefix cache neither.
+
 Nothing is counted as computed before `commit`. A step that fails can be rolled back, and planned again; what was to be
 copied is kept until the step has ended.
 """
@@ -46,7 +51,8 @@ from native_engine.errors import GrammarFailed, InvalidParams, PromptTooLong, re
 from native_engine.memory import Costs, Memory
 from native_engine.pacing import NO_TARGETS, Pace
 from native_engine.sequence import Sequence, Status
-from native_engine.step import ScheduledChunk, StepPlan
+from native_engine.speculation import Candidate, choose, verified
+from native_engine.step import ScheduledChunk, StepPlan, Wanted
 from native_engine.step_time import StepTimeModel
 
 # Of what a step has left, the part for a prompt that cannot end in it. Most, so that prompts end one after another and
@@ -63,6 +69,8 @@ class Counters:
     forks: int = 0
     put_back: int = 0  # late ones that let others pass
     late: int = 0  # ended unserved
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     prefix_hits_after_preemption: int = 0  # a sequence that meets its own blocks again; no sign of a useful cache
@@ -228,13 +236,13 @@ class Scheduler:
     def plan(self, now: float = 0.0) -> StepPlan | None:
         require(self._in_flight is None, "A step is in flight; commit it or roll it back before the next plan.")
         preempted = self._grow_running()
-        chunks = self._spend_budget(now, max_admissions=self._max_admissions(preempted))
+        chunks, room = self._spend_budget(now, max_admissions=self._max_admissions(preempted))
         require(bool(chunks) == self.has_work, "There is work, but no step could be planned for it.")
         if not chunks:
             return None
         self.counters.steps += 1
         self._in_flight = StepPlan(
-            step_id=self.counters.steps, moves=self.memory.moves, chunks=chunks, preempted=preempted
+            step_id=self.counters.steps, moves=self.memory.moves, chunks=chunks, preempted=preempted, room=room
         )
         return self._in_flight
 
@@ -272,7 +280,8 @@ class Scheduler:
             return len(self.waiting)
         return 0 if self.running else 1
 
-    def _spend_budget(self, now: float, *, max_admissions: int) -> list[ScheduledChunk]:
+    def _spend_budget(self, now: float, *, max_admissions: int) -> tuple[list[ScheduledChunk], int]:
+        """The chunks, and what they leave of the budget."""
         budget = self.pace.budget(self.running, now, most=self.config.max_num_batched_tokens)
         chunks: list[ScheduledChunk] = []
         decodes_first = sorted(self.running, key=lambda sequence: sequence.num_uncomputed_tokens > 1)
@@ -292,7 +301,7 @@ class Scheduler:
             budget -= extra
         for chunk in chunks:
             chunk.samples = chunk.end == chunk.sequence.num_tokens
-        return chunks
+        return chunks, budget
 
     def _chunk(self, sequence: Sequence, budget: int) -> ScheduledChunk:
         """All that is left to compute where it fits; else a share, so that one long prompt does not fill every step."""
@@ -339,24 +348,71 @@ class Scheduler:
             self.counters.prefix_queries += sequence.num_tokens
             self.counters.prefix_hits += num_tokens
 
+    # ---- drafts
+
+    def wanted_drafts(self, plan: StepPlan, drafting_s: float = 0.0) -> list[Wanted]:
+        """Who should have a draft in this step, and of how many tokens at most. `drafting_s`: what drafting takes."""
+        self._check_in_flight(plan)
+        may_have = [Wanted(chunk, count) for chunk in plan.chunks if (count := self._longest_draft(chunk)) > 0]
+        rows = min(plan.room, self.config.speculation_max_rows - plan.num_rows)
+        if not may_have or rows < 1:
+            return []
+        candidates = [
+            Candidate(chunk.sequence.drafts.chance, count, chunk.sequence.num_tokens) for chunk, count in may_have
+        ]
+        counts = choose(candidates, plan.work, rows, self.pace.model, drafting_s)
+        return [Wanted(wanted.chunk, count) for wanted, count in zip(may_have, counts, strict=True) if count]
+
+    def _longest_draft(self, chunk: ScheduledChunk) -> int:
+        """A draft is for one that decodes, and has more than a token to come. A text that a grammar holds has none: its
+        matcher stands behind the last known token, and cannot say what may follow a guess."""
+        sequence = chunk.sequence
+        is_free = sequence.matcher is None and not sequence.drafts.rests(sequence.num_output_tokens)
+        if not chunk.samples or chunk.length > 1 or not is_free:
+            return 0
+        to_come = self.max_len - sequence.num_tokens
+        if sequence.params.max_tokens is not None:
+            to_come = min(to_come, sequence.params.max_tokens - sequence.num_output_tokens)
+        return min(self.config.num_speculative_tokens, to_come - 1)
+
+    def add_drafts(self, wanted: SequenceOf[Wanted], drafts: SequenceOf[SequenceOf[int]]) -> None:
+        """A draft, maybe an empty one, for each that was wanted. They are cut to the blocks that nobody else needs."""
+        require(len(drafts) == len(wanted), f"{len(drafts)} drafts for {len(wanted)} sequences.")
+        for (chunk, count), draft in zip(wanted, drafts, strict=True):
+            require(len(draft) <= count, f"A draft has {len(draft)} tokens where {count} were asked for.")
+            self._check_tokens(draft)
+            room = self.memory.reserve(chunk.sequence, len(draft), spare=len(self.running))
+            chunk.draft_ids = list(draft[:room])
+
+    def _note_draft(self, chunk: ScheduledChunk) -> None:
+        if chunk.draft_ids:
+            num_accepted = sum(map(int.__eq__, chunk.draft_ids, chunk.new_ids))
+            self.counters.draft_tokens += len(chunk.draft_ids)
+            self.counters.accepted_draft_tokens += num_accepted
+            chunk.sequence.drafts.note(len(chunk.draft_ids), num_accepted, chunk.sequence.num_output_tokens)
+
     # ---- commit
 
-    def commit(self, plan: StepPlan, sampled: SequenceOf[int | None], now: float = 0.0) -> list[Sequence]:
-        """Take over the results of a step. Returns the sequences that it finished; `abort` has returned the aborted."""
+    def commit(self, plan: StepPlan, sampled: SequenceOf[list[int]], now: float = 0.0) -> list[Sequence]:
+        """Take over the results of a step: for each chunk its `num_sampled` tokens. Returns the sequences that it
+        finished; `abort` has returned the aborted."""
         self._check_answers(plan, sampled)
         self._in_flight = None
         self.memory.settle(undo=False)
         finished: list[Sequence] = []
-        for chunk, token_id in zip(plan.chunks, sampled, strict=True):
+        for chunk, token_ids in zip(plan.chunks, sampled, strict=True):
             sequence = chunk.sequence
             if sequence.status is Status.ABORTED:
                 self._leave(sequence)
                 continue
-            self.memory.advance(sequence, chunk.start, chunk.end)
-            if token_id is not None:
+            chunk.new_ids = self._append(sequence, verified(chunk.draft_ids, token_ids))
+            self._note_draft(chunk)
+            # The last new token is sampled, not computed. Those before it were drafted, and are in the cache.
+            self.memory.advance(sequence, chunk.start, chunk.end + max(len(chunk.new_ids) - 1, 0))
+            self.memory.trim(sequence)
+            if chunk.new_ids:
                 if sequence.first_token_s is None:
                     sequence.first_token_s = now
-                self._append(sequence, token_id)
                 self._branch_off(sequence)
             if sequence.is_finished:
                 self._leave(sequence)
@@ -369,10 +425,19 @@ class Scheduler:
         self._in_flight = None
         self.memory.settle(undo=True)
         for chunk in plan.chunks:
+            self.memory.trim(chunk.sequence)
             if chunk.sequence.status is Status.ABORTED:
                 self._leave(chunk.sequence)
 
-    def _append(self, sequence: Sequence, token_id: int) -> None:
+    def _append(self, sequence: Sequence, token_ids: list[int]) -> list[int]:
+        """Of the tokens as many as come before the end of the text, the one that ends it included."""
+        for count, token_id in enumerate(token_ids, start=1):
+            self._append_one(sequence, token_id)
+            if sequence.is_finished:
+                return token_ids[:count]
+        return token_ids
+
+    def _append_one(self, sequence: Sequence, token_id: int) -> None:
         params = sequence.params
         may_stop = sequence.num_output_tokens >= params.min_tokens
         is_eos = token_id in self.config.eos_token_ids and not params.ignore_eos
@@ -406,15 +471,19 @@ class Scheduler:
     def _check_in_flight(self, plan: StepPlan) -> None:
         require(plan is self._in_flight, f"Step {plan.step_id} is not in flight: it was committed or rolled back.")
 
-    def _check_answers(self, plan: StepPlan, sampled: SequenceOf[int | None]) -> None:
-        """Before anything is changed: one answer per chunk, a valid token exactly where one was asked for."""
+    def _check_answers(self, plan: StepPlan, sampled: SequenceOf[list[int]]) -> None:
+        """Before anything is changed: one answer per chunk, with as many valid tokens as were asked for."""
         self._check_in_flight(plan)
         require(len(sampled) == len(plan.chunks), f"{len(sampled)} answers for {len(plan.chunks)} chunks.")
-        for chunk, token_id in zip(plan.chunks, sampled, strict=True):
-            in_vocabulary = token_id is None or 0 <= token_id < self.config.vocab_size
-            require(in_vocabulary, f"The runner sampled {token_id}, which is no token of the vocabulary.")
-            wanted = "A token" if chunk.samples else "No token"
-            require(chunk.samples == (token_id is not None), f"{wanted} was expected, but the runner gave {token_id}.")
+        for chunk, token_ids in zip(plan.chunks, sampled, strict=True):
+            self._check_tokens(token_ids)
+            is_complete = len(token_ids) == chunk.num_sampled
+            require(is_complete, f"{chunk.num_sampled} tokens were expected, but the runner gave {token_ids}.")
+
+    def _check_tokens(self, token_ids: SequenceOf[int]) -> None:
+        for token_id in token_ids:
+            in_vocabulary = 0 <= token_id < self.config.vocab_size
+            require(in_vocabulary, f"{token_id} was sampled or drafted, but is no token of the vocabulary.")
 
     def check(self) -> None:
         """Raise `InvariantBroken` unless the books balance: between any two calls, with a step in flight too."""

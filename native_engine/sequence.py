@@ -17,11 +17,13 @@ Only the scheduler changes a sequence. Everybody else reads.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol
 
 from native_engine.sampling_params import SamplingParams
+from native_engine.speculation import DraftRecord
 
 FinishReason = Literal["stop", "length", "abort", "error", "late"]
 
@@ -104,6 +106,7 @@ class Sequence:
     first_token_s: float | None = None
     is_put_back: bool = False  # it will be late, so others may pass
     expected_ttft_s: float = 0.0  # of one that is LATE
+    drafts: DraftRecord = field(default_factory=DraftRecord)
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_ids)
@@ -131,3 +134,11 @@ class Sequence:
     @property
     def is_finished(self) -> bool:
         return self.status.is_finished
+
+    def ahead(self, draft_ids: list[int]) -> Sequence:
+        """As it would be with these tokens behind it, for whoever samples there: a copy that nobody else knows."""
+        if not draft_ids:
+            return self
+        other = copy(self)
+        other.token_ids = self.token_ids + draft_ids
+        return other

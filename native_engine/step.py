@@ -2,14 +2,17 @@
 
 A plan is a list of moves, and a list of chunks, one per sequence. The moves come first. A chunk is a
 run of known tokens whose keys and values are to be computed and written through the sequence's block table: position
-`p` lives in block `block_table[p // block_size]` at offset `p % block_size`. Attention of a chunk reads every position
-from 0 to the chunk's end. The runner answers with one entry per chunk: the sampled token where `samples` is set, None
-elsewhere.
+`p` lives in block `block_table[p // block_size]` at offset `p % block_size`. Attention of a row reads every position
+from 0 to its own.
+
+A chunk that `samples` may have a draft behind its last token (speculation.py): guessed tokens, a row each, at the
+positions that follow. The runner answers with a list per chunk: a token sampled behind the last known token and behind
+each of its draft; none where the chunk does not sample.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from native_engine.sequence import Sequence
@@ -34,8 +37,10 @@ class Moves(NamedTuple):
 class ScheduledChunk:
     sequence: Sequence
     start: int
-    length: int
+    length: int  # of known tokens
     samples: bool  # the chunk ends at the last known token, so its last row predicts the next one
+    draft_ids: list[int] = field(default_factory=list)
+    new_ids: list[int] = field(default_factory=list)  # what its sequence has gained, once the step is committed
 
     @property
     def end(self) -> int:
@@ -43,7 +48,24 @@ class ScheduledChunk:
 
     @property
     def token_ids(self) -> list[int]:
-        return self.sequence.token_ids[self.start : self.end]
+        """One for each row."""
+        return self.sequence.token_ids[self.start : self.end] + self.draft_ids
+
+    @property
+    def num_rows(self) -> int:
+        return self.length + len(self.draft_ids)
+
+    @property
+    def num_sampled(self) -> int:
+        """Its last rows."""
+        return 1 + len(self.draft_ids) if self.samples else 0
+
+
+class Wanted(NamedTuple):
+    """A draft is wanted for the chunk's sequence, of so many tokens at most."""
+
+    chunk: ScheduledChunk
+    length: int
 
 
 @dataclass(slots=True)
@@ -52,12 +74,18 @@ class StepPlan:
     moves: Moves
     chunks: list[ScheduledChunk]
     preempted: list[Sequence]
+    room: int = 0  # rows that the step's budget has left
 
     @property
     def num_tokens(self) -> int:
+        """Known ones."""
         return sum(chunk.length for chunk in self.chunks)
 
     @property
+    def num_rows(self) -> int:
+        return sum(chunk.num_rows for chunk in self.chunks)
+
+    @property
     def work(self) -> StepWork:
-        parts = (chunk_work(chunk.start, chunk.length, samples=chunk.samples) for chunk in self.chunks)
+        parts = (chunk_work(chunk.start, chunk.num_rows, sampled=chunk.num_sampled) for chunk in self.chunks)
         return sum(parts, start=StepWork(0, 0, 0))

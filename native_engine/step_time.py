@@ -34,9 +34,9 @@ class StepWork:
         return StepWork(self.rows + other.rows, self.context + other.context, self.sampled + other.sampled)
 
 
-def chunk_work(start: int, length: int, *, samples: bool) -> StepWork:
+def chunk_work(start: int, length: int, *, sampled: int) -> StepWork:
     """Of one sequence's chunk: row i attends to start + i + 1 positions."""
-    return StepWork(length, length * start + length * (length + 1) // 2, int(samples))
+    return StepWork(length, length * start + length * (length + 1) // 2, sampled)
 
 
 class StepTimeModel:

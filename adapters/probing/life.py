@@ -125,6 +125,23 @@ async def prefix_hit_rate(lab: Lab) -> Observation:
     return a_share((await lab.once("watched", lambda: watch(lab))).during.prefix_hit_rate)
 
 
+@proves("draft_tokens")
+async def draft_tokens(lab: Lab) -> Observation:
+    return a_count((await lab.once("watched", lambda: watch(lab))).during.draft_tokens)
+
+
+@proves("accepted_draft_tokens")
+async def accepted_draft_tokens(lab: Lab) -> Observation:
+    return a_count((await lab.once("watched", lambda: watch(lab))).during.accepted_draft_tokens)
+
+
+def a_count(value: int | None) -> Observation:
+    """Of drafts, which are made only where the text invites them: none at all shows nothing."""
+    if value is None:
+        return ignored("not told")
+    return honoured(f"{value} while one ran") if value > 0 else unclear(f"{value} while one ran")
+
+
 def a_share(value: float | None) -> Observation:
     if value is None:
         return ignored("not told")

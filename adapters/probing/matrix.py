@@ -37,7 +37,12 @@ VARIANTS: Mapping[str, Mapping[str, Options]] = {
     "triton_server": {"llmapi": {"dialect": "llmapi"}, "ensemble": {"dialect": "ensemble"}},
 }
 # What to try of options that are no switch. Switches are found, and tried, by themselves.
-TRIED: Options = {"chat_template": A_MODEL, "metrics_url": NOWHERE, "content_parts": ["image_url"]}
+TRIED: Options = {
+    "chat_template": A_MODEL,
+    "metrics_url": NOWHERE,
+    "content_parts": ["image_url"],
+    "speculation": "ngram",
+}
 
 
 class Offer(StrEnum):
@@ -101,6 +106,8 @@ LOAD = {
     "waiting": "waiting requests",
     "kv_usage": "KV cache use",
     "prefix_hit_rate": "prefix cache hits",
+    "draft_tokens": "draft tokens",
+    "accepted_draft_tokens": "accepted draft tokens",
 }
 # Every request field that an engine may honour or not, in groups; a test sees to it that none is missing.
 PARAMETERS = {

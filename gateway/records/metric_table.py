@@ -222,6 +222,18 @@ METRICS: tuple[Metric, ...] = (
         "Share of prompt tokens that the engine found in its prefix cache since it started, by its word.",
         _REPLICA,
     ),
+    Metric(
+        "goodgate_engine_draft_tokens",
+        "counter",
+        "Tokens that speculation has guessed since the engine started, by its word.",
+        _REPLICA,
+    ),
+    Metric(
+        "goodgate_engine_accepted_draft_tokens",
+        "counter",
+        "Of these, tokens that turned out right, each of which saved a step.",
+        _REPLICA,
+    ),
     Metric("goodgate_spans", "counter", "OpenTelemetry spans, where they are exported.", ("result",)),
     Metric(
         "goodgate_goodput_proven_rps",

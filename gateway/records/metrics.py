@@ -120,6 +120,8 @@ class Metrics:
             "goodgate_engine_waiting": lambda replica: replica.load.waiting,
             "goodgate_engine_kv_usage_ratio": lambda replica: replica.load.kv_usage,
             "goodgate_engine_prefix_hit_ratio": lambda replica: replica.load.prefix_hit_rate,
+            "goodgate_engine_draft_tokens": lambda replica: replica.load.draft_tokens,
+            "goodgate_engine_accepted_draft_tokens": lambda replica: replica.load.accepted_draft_tokens,
         }.items():
             self.watch(name, partial(_of_replicas, fleet, read))
         self.watch("goodgate_replica_state", partial(_states, fleet))

@@ -75,7 +75,7 @@ class Adapter(EngineAdapter[HonestOptions]):
         return "1.0"
 
     async def load(self) -> Load:
-        values = Load(running=self._running, waiting=0, kv_usage=0.25, prefix_hit_rate=0.5)
+        values = Load(self._running, 0, 0.25, prefix_hit_rate=0.5, draft_tokens=8, accepted_draft_tokens=5)
         return msgspec.structs.replace(values, **dict.fromkeys(self.options.lies & set(Load.__struct_fields__)))
 
     # ----------------------------------------------------------------------------------------------------- token ids

@@ -91,6 +91,27 @@ async def test_a_repeated_prompt_is_answered_alike_and_from_the_cache(adapter: A
     assert 0 < load.prefix_hit_rate < 1
 
 
+async def test_speculation_is_an_option_that_changes_no_text_and_tells_its_drafts(
+    adapter: Adapter, model: Path, home: Path
+) -> None:
+    request = completion(**GREEDY)
+    plain = await collect(adapter, request)
+    assert (await adapter.load()).draft_tokens is None
+    async with started(model, home, speculation="draft", draft_model=str(model)) as drafting:
+        drafted = await collect(drafting, request)
+        load = await drafting.load()
+    assert (text_of(drafted), drafted[-1].usage) == (text_of(plain), plain[-1].usage)
+    assert load.draft_tokens == load.accepted_draft_tokens
+    assert load.draft_tokens in range(15, 24)
+    assert drafting.capabilities.load > adapter.capabilities.load
+
+
+async def test_a_draft_model_without_speculation_is_refused_by_name(model: Path, home: Path) -> None:
+    with pytest.raises(EngineUnavailable, match="draft_model must be given where speculation is draft, and only there"):
+        async with started(model, home, draft_model=str(model)):
+            pass
+
+
 OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
 
 

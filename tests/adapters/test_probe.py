@@ -63,6 +63,7 @@ LIES = {
     "token_prompts": "prompts of token ids", "usage_so_far": "usage in each event",
     "embeddings": "embeddings", "dimensions": "chosen dimensions",
     "running": "running requests", "kv_usage": "KV cache use", "prefix_hit_rate": "prefix cache hits",
+    "draft_tokens": "draft tokens", "accepted_draft_tokens": "accepted draft tokens",
     "cache_salt.chat": "tenants apart in chats", "cache_salt.completions": "tenants apart in completions",
     "usage": "usage", "cancellation": "cancellation", "context overflow": "context overflow",
 }  # fmt: skip

@@ -112,6 +112,8 @@ RULES = [
     ("percent", life.a_share(12.0), IGNORED),
     ("less than nothing", life.a_share(-0.5), IGNORED),
     ("nothing while one ran", life.a_share(0.0), UNCLEAR),
+    ("guesses", life.a_count(3), HONOURED),
+    ("no guess while one ran", life.a_count(0), UNCLEAR),
     ("not told", life.a_share(None), IGNORED),
     ("idle soon after its client had left", life.left_behind(WATCHED), HONOURED),
     ("still busy", life.left_behind(life.Watched(Load(running=1), True, None)), IGNORED),

@@ -20,6 +20,7 @@ from adapters.launching import recipes
 from adapters.launching.launch import launch
 from adapters.launching.recipes import Environment, InstallFailed, llama_cpp, native, openvino, vllm
 from adapters.models.model_store import DEFAULT_MODEL, Model, ModelMissing
+from adapters.registry import adapter_class
 
 PACKAGES = {"acme-engine": "1.2", "torch": "9"}
 
@@ -302,7 +303,8 @@ async def test_an_installed_engine_answers_a_chat_and_is_gone_afterwards(engine:
 
 def test_the_page_about_engines_explains_every_launch_option() -> None:
     page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
-    for recipe in (vllm, llama_cpp, openvino):
-        section = page.partition(f"\n### {recipe.ENGINE}\n")[2].partition("\n##")[0]
-        for option in recipe.Options.__struct_fields__:
-            assert f"| `{option}` |" in section, f"{recipe.ENGINE}: {option}"
+    options = {recipe.ENGINE: recipe.Options for recipe in (vllm, llama_cpp, openvino)}
+    for engine, explained in {**options, native.ENGINE: adapter_class(native.ENGINE).launch_options()}.items():
+        section = page.partition(f"\n### {engine}\n")[2].partition("\n##")[0]
+        for option in explained.__struct_fields__:
+            assert f"| `{option}` |" in section, f"{engine}: {option}"

@@ -121,7 +121,26 @@ BLOCKS = {
     ),
 }
 
-FAULTS = ADMISSION | BLOCKS
+SPECULATION = {
+    "E31": Fault(
+        "A preempted request ends the engine when it goes on, or breaks its grammar",
+        "Its draft had not been thrown away (vllm#28558, #30916, #31955).",
+    ),
+    "E32": Fault(
+        "Other text with drafts of more than one token",
+        "The token behind the last accepted one counted as computed before it was (vllm#9730).",
+    ),
+    "E34": Fault(
+        "Answers get worse where a step computes several tokens of a request",
+        "They were computed at the positions of an earlier step, whose graph was replayed (TensorRT-LLM#17110).",
+    ),
+    "E37": Fault(
+        "Text goes on behind a stop string, or does not fit its tokens",
+        "The string lay across tokens, or came in the middle of what a step gave (vllm#3672, #45636, #51641).",
+    ),
+}
+
+FAULTS = ADMISSION | BLOCKS | SPECULATION
 
 
 def page() -> str:
@@ -133,6 +152,8 @@ def page() -> str:
         + table(ADMISSION)
         + "\n## Blocks and the prefix cache\n\n"
         + table(BLOCKS)
+        + "\n## Drafts and text\n\n"
+        + table(SPECULATION)
     )
 
 

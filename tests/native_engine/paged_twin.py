@@ -8,6 +8,7 @@ of everything that was read, so outputs can be compared with `expected_output`, 
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from struct import pack
@@ -16,7 +17,8 @@ from native_engine.blocks import BlockPool
 from native_engine.config import Preemption, SchedulerConfig
 from native_engine.engine import Engine
 from native_engine.sampling_params import SamplingParams
-from native_engine.step import BlockCopy, ScheduledChunk, StepPlan
+from native_engine.sequence import Sequence as Request
+from native_engine.step import BlockCopy, ScheduledChunk, StepPlan, Wanted
 
 VOCAB_SIZE = 50
 EOS = 0
@@ -31,11 +33,13 @@ class PagedTwin:
         self.window = window
         self.cells: Cells = {}
         self.host: Cells = {}
+        self.now = 0.0  # of a machine on which every step takes a second
         self.plans: list[list[tuple[str, int, int, bool]]] = []  # per step: (request, start, length, samples)
         self.before_moves: Callable[[StepPlan], None] = lambda plan: None
         self.before_answer: Callable[[StepPlan], None] = lambda plan: None
 
-    def run(self, plan: StepPlan) -> list[int | None]:
+    def run(self, plan: StepPlan) -> list[list[int]]:
+        self.now += 1
         self.plans.append([(c.sequence.request_id, c.start, c.length, c.samples) for c in plan.chunks])
         self._check_plan(plan)
         self.before_moves(plan)
@@ -53,7 +57,7 @@ class PagedTwin:
                 written.add(cell)
                 self.cells[cell] = (position, token)
         self.before_answer(plan)
-        return [self._sample(chunk) if chunk.samples else self._read(chunk) and None for chunk in plan.chunks]
+        return [self._sample(chunk) if chunk.samples else self._read(chunk)[:0] for chunk in plan.chunks]
 
     def _check_plan(self, plan: StepPlan) -> None:
         sequences = [chunk.sequence for chunk in plan.chunks]
@@ -63,6 +67,8 @@ class PagedTwin:
             assert chunk.length >= 1, "a chunk without tokens"
             assert chunk.start == chunk.sequence.num_computed_tokens, "a chunk starts where nothing has been computed"
             assert chunk.samples == (chunk.end == chunk.sequence.num_tokens)
+            assert chunk.samples or not chunk.draft_ids, "a draft where nothing is sampled"
+            assert chunk.length == 1 or not chunk.draft_ids, "a draft behind a prompt"
 
     def _copy(self, copies: list[BlockCopy], source: Cells, target: Cells) -> None:
         assert len({copy.target for copy in copies}) == len(copies), "two copies into one block"
@@ -75,14 +81,37 @@ class PagedTwin:
         return chunk.sequence.block_table[block], offset
 
     def _read(self, chunk: ScheduledChunk) -> list[int]:
+        """All tokens from 0 to the chunk's last row, as its rows find them."""
         first = 0 if self.window is None else max(0, chunk.start + 1 - self.window)
-        found = [self.cells.get(self._cell(chunk, position)) for position in range(first, chunk.end)]
-        expected = list(enumerate(chunk.sequence.token_ids[: chunk.end]))
+        end = chunk.start + chunk.num_rows
+        found = [self.cells.get(self._cell(chunk, position)) for position in range(first, end)]
+        expected = list(enumerate(chunk.sequence.token_ids[: chunk.end] + chunk.draft_ids))
         assert found == expected[first:], f"{chunk.sequence.request_id} reads what it did not write"
         return [token for _, token in expected]
 
-    def _sample(self, chunk: ScheduledChunk) -> int:
-        return next_token(self._read(chunk), chunk.sequence.num_prompt_tokens, chunk.sequence.params)
+    def _sample(self, chunk: ScheduledChunk) -> list[int]:
+        tokens, sequence = self._read(chunk), chunk.sequence
+        return [
+            next_token(tokens[:end], sequence.num_prompt_tokens, sequence.params)
+            for end in range(chunk.end, len(tokens) + 1)
+        ]
+
+
+class Guesser:
+    """Guesses how a text goes on, mostly right for a while: it knows the rule, and errs at a place of its own."""
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        return [self._guess(chunk.sequence, count) for chunk, count in wanted]
+
+    def _guess(self, sequence: Request, count: int) -> list[int]:
+        tokens = list(sequence.token_ids)
+        while len(tokens) < sequence.num_tokens + count:
+            tokens.append(next_token(tokens, sequence.num_prompt_tokens, sequence.params))
+        draft = tokens[sequence.num_tokens :]
+        wrong = zlib.crc32(pack("<2I", sequence.num_tokens, tokens[0])) % (count + 2)
+        if wrong < count:
+            draft[wrong] = (draft[wrong] + 1) % VOCAB_SIZE
+        return draft if wrong <= count else []
 
 
 def next_token(prefix: Sequence[int], num_prompt_tokens: int, params: SamplingParams) -> int:
@@ -127,6 +156,7 @@ class Bench:
         preemption: Preemption = "recompute",
         host_blocks: int = 0,
         window: int | None = None,
+        num_drafted: int = 0,
     ) -> None:
         self.config = SchedulerConfig(
             max_model_len=max_model_len,
@@ -137,11 +167,15 @@ class Bench:
             enable_prefix_caching=caching,
             preemption=preemption,
             sliding_window=window,
+            num_speculative_tokens=num_drafted,
         )
         self.pool = BlockPool(num_blocks, block_size)
         self.twin = PagedTwin(self.pool, window)
         host_pool = BlockPool(host_blocks, block_size) if host_blocks else None
-        self.engine = Engine(self.config, self.pool, self.twin, host_pool=host_pool)
+        # Drafts depend on how long steps take: on the twin's own clock a test repeats.
+        clock = (lambda: self.twin.now) if num_drafted else time.perf_counter
+        drafter = Guesser() if num_drafted else None
+        self.engine = Engine(self.config, self.pool, self.twin, host_pool=host_pool, drafter=drafter, clock=clock)
         self.outputs: dict[str, list[int]] = {}
         self.finish_reasons: dict[str, str] = {}
         self.cached: dict[str, int] = {}

@@ -194,7 +194,7 @@ async def test_when_the_engine_thread_dies_every_request_fails_and_none_hangs(
 ) -> None:
     engine = AsyncEngine(lambda: loaded)
     runner: Any = loaded.engine._runner
-    after_steps(runner, 3, lambda plan: [10**9] * len(plan.chunks))
+    after_steps(runner, 3, lambda plan: [[10**9]] * len(plan.chunks))
     async with asyncio.timeout(5):
         results = await asyncio.gather(
             *(collect(engine, PROMPT, GREEDY, name) for name in ("a", "b")), return_exceptions=True

@@ -210,7 +210,7 @@ def test_a_preempted_request_keeps_its_place_in_the_line() -> None:
         victims += [sequence.request_id for sequence in plan.preempted]
         line = [sequence.request_id for sequence in (*scheduler.running, *scheduler.waiting)]
         assert line == sorted(line)  # a < b < c < late
-        scheduler.commit(plan, [7 if chunk.samples else None for chunk in plan.chunks])
+        scheduler.commit(plan, [[7] * chunk.num_sampled for chunk in plan.chunks])
         scheduler.check()
     assert {"b", "c"} <= set(victims)
     assert "a" not in victims
@@ -500,7 +500,7 @@ def test_stop_tokens_do_not_end_an_answer_below_min_tokens() -> None:
     sequence = Sequence("a", [1, 2, 3], SamplingParams(min_tokens=3, stop_token_ids=(EOS,)), seed=0)
     scheduler.add(sequence)
     while plan := scheduler.plan():
-        finished = scheduler.commit(plan, [EOS])
+        finished = scheduler.commit(plan, [[EOS]])
     assert finished == [sequence]
     assert (sequence.output_ids, sequence.status) == ([EOS] * 4, Status.FINISHED_STOP)
 
@@ -595,13 +595,13 @@ def plan_of_two() -> tuple[Scheduler, StepPlan]:
     return scheduler, plan
 
 
-@pytest.mark.parametrize("answers", [[3], [3, None, None], [None, None], [3, 4], [50, None], [-1, None]])
-def test_a_runner_that_answers_nonsense_is_caught_before_anything_is_counted(answers: list[int | None]) -> None:
+@pytest.mark.parametrize("answers", [[[3]], [[3], [], []], [[], []], [[3], [4]], [[3, 4], []], [[50], []], [[-1], []]])
+def test_a_runner_that_answers_nonsense_is_caught_before_anything_is_counted(answers: list[list[int]]) -> None:
     scheduler, plan = plan_of_two()
     with pytest.raises(InvariantBroken):
         scheduler.commit(plan, answers)
     assert [chunk.sequence.num_computed_tokens for chunk in plan.chunks] == [0, 0]
-    scheduler.commit(plan, [3, None])
+    scheduler.commit(plan, [[3], []])
     scheduler.check()
 
 
@@ -609,9 +609,9 @@ def test_a_plan_is_committed_once_and_no_other_is_made_meanwhile() -> None:
     scheduler, plan = plan_of_two()
     with pytest.raises(InvariantBroken, match="in flight"):
         scheduler.plan()
-    scheduler.commit(plan, [3, None])
+    scheduler.commit(plan, [[3], []])
     with pytest.raises(InvariantBroken, match="not in flight"):
-        scheduler.commit(plan, [3, None])
+        scheduler.commit(plan, [[3], []])
     with pytest.raises(InvariantBroken, match="not in flight"):
         scheduler.rollback(plan)
 
@@ -647,11 +647,17 @@ requests = st.tuples(
     st.integers(1, 4),
     st.integers(4, 12),
     st.integers(1, 3),
+    st.integers(0, 4),
 )
 @settings(max_examples=150, deadline=None)
 @pytest.mark.replay("E19")
 def test_under_eviction_pressure_every_answer_equals_the_one_without_a_cache(
-    load: list[tuple[list[int], SamplingParams]], num_blocks: int, block_size: int, budget: int, stride: int
+    load: list[tuple[list[int], SamplingParams]],
+    num_blocks: int,
+    block_size: int,
+    budget: int,
+    stride: int,
+    num_drafted: int,
 ) -> None:
     """Few kinds of tokens make many shared prefixes; few blocks make evictions and preemptions."""
     answers = []
@@ -662,6 +668,7 @@ def test_under_eviction_pressure_every_answer_equals_the_one_without_a_cache(
             max_num_batched_tokens=budget,
             max_model_len=30,
             caching=caching,
+            num_drafted=num_drafted,
         )
         for index, (prompt_ids, params) in enumerate(load):
             if len(prompt_ids) < bench.engine.max_len:
@@ -692,6 +699,7 @@ class EngineMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         host_blocks=st.sampled_from([0, 0, 1, 4, 20]),
         window=st.sampled_from([None, None, 1, 3, 8]),
+        num_drafted=st.integers(0, 4),
     )
     def start(
         self,
@@ -702,6 +710,7 @@ class EngineMachine(RuleBasedStateMachine):
         caching: bool,
         host_blocks: int,
         window: int | None,
+        num_drafted: int,
     ) -> None:
         self.bench = Bench(
             num_blocks=num_blocks,
@@ -710,6 +719,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_batched_tokens=seats + extra_budget,
             max_model_len=40,
             caching=caching,
+            num_drafted=num_drafted,
             preemption="swap" if host_blocks else "recompute",
             host_blocks=host_blocks,
             window=window,

@@ -20,9 +20,9 @@ def true_seconds(work: StepWork, *, speed: float = 1.0) -> float:
 def some_step(rng: np.random.Generator) -> StepWork:
     work = StepWork(0, 0, 0)
     for _ in range(rng.integers(1, 33)):
-        work += chunk_work(int(rng.integers(20, 800)), 1, samples=True)
+        work += chunk_work(int(rng.integers(20, 800)), 1, sampled=1)
     if rng.random() < 0.4:
-        work += chunk_work(int(rng.integers(0, 500)), int(rng.integers(16, 224)), samples=bool(rng.random() < 0.5))
+        work += chunk_work(int(rng.integers(0, 500)), int(rng.integers(16, 224)), sampled=int(rng.random() < 0.5))
     return work
 
 
@@ -41,8 +41,8 @@ def relative_errors(model: StepTimeModel, *, speed: float = 1.0) -> np.ndarray:
 
 
 def test_a_chunk_attends_to_all_that_lies_before_each_of_its_rows() -> None:
-    assert chunk_work(10, 3, samples=True) == StepWork(rows=3, context=11 + 12 + 13, sampled=1)
-    assert chunk_work(0, 4, samples=False) + chunk_work(7, 1, samples=True) == StepWork(5, 1 + 2 + 3 + 4 + 8, 1)
+    assert chunk_work(10, 3, sampled=1) == StepWork(rows=3, context=11 + 12 + 13, sampled=1)
+    assert chunk_work(0, 4, sampled=0) + chunk_work(7, 1, sampled=1) == StepWork(5, 1 + 2 + 3 + 4 + 8, 1)
 
 
 def test_steps_that_were_never_seen_are_predicted_within_a_tenth_at_the_median() -> None:

@@ -33,7 +33,7 @@ class TellingEngine(FakeAdapter):
     """A fake that tells all of its load."""
 
     async def load(self) -> Load:
-        return Load(running=3, waiting=2, kv_usage=0.25, prefix_hit_rate=0.5)
+        return Load(3, 2, 0.25, prefix_hit_rate=0.5, draft_tokens=8, accepted_draft_tokens=5)
 
 
 async def scrape(gateway: Gateway, **headers: str) -> str:
