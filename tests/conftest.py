@@ -35,7 +35,17 @@ ALONE = (
     "gateway/test_scorecard.py",
     "gateway/test_slow_clients.py",
     "live",
-    "native_engine",
+    "native_engine/test_async_engine.py",
+    "native_engine/test_differential.py",
+    "native_engine/test_exactness.py",
+    "native_engine/test_families.py",
+    "native_engine/test_forks.py",
+    "native_engine/test_int8_cache.py",
+    "native_engine/test_kernels.py",
+    "native_engine/test_memory.py",
+    "native_engine/test_sampler.py",
+    "native_engine/test_structured.py",
+    "native_engine/test_weights.py",
     "test_agent_loop.py",
 )
 

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 import msgspec
 
 from adapters.errors import GoodgateError
-from arena.judging.cells import CellResult
 from arena.judging.search import Probe, next_probe
 from arena.load.calibration import Calibration
 from arena.load.closed_plan import closed_plan
@@ -103,6 +102,7 @@ class Course:
             await self._interleave_cells()
         else:
             await self._take_turns()
+        self._drop_the_unmeasured()
 
     async def stop_engines(self) -> None:
         for entry in self.entries:
@@ -187,7 +187,7 @@ class Course:
         entry.attempts[step.rung] = replicate + 1
         plan = self._plan(entry, step, replicate)
         result = await self._cells.run(entry, plan, rate_rps=step.rate_rps, replicate=replicate)
-        self._learn(entry, result)
+        entry.take(result)
 
     async def _run_closed_cell(self, entry: Entry, loop: ClosedLoop, replicate: int) -> None:
         """Its rate is what the loop came to, known when it is over."""
@@ -208,10 +208,12 @@ class Course:
         cell_id = f"{entry.name}-{step.rate_rps:g}rps-{replicate}"
         return plan_cell(self.scenario, self.card.material, key, cell_id=cell_id, rate_rps=step.rate_rps)
 
-    def _learn(self, entry: Entry, result: CellResult) -> None:
-        entry.take(result)
-        if not entry.goes_on and not entry.outcomes:  # with valid cells it is judged by those, and has another turn
-            self._drop(entry, f"{MAX_INVALID_IN_A_ROW} invalid cells in a row, the last because: {result.reason}")
+    def _drop_the_unmeasured(self) -> None:
+        """Invalid cells end a turn, and are seldom the engine's doing: it is out when all its turns were in vain."""
+        for entry in self.entries:
+            if not entry.is_out and not entry.goes_on and not entry.outcomes:
+                words = f"{MAX_INVALID_IN_A_ROW} invalid cells in a row, the last because: {entry.last_invalid}"
+                self._drop(entry, words)
 
     @contextmanager
     def _drops(self, entry: Entry) -> Iterator[None]:

@@ -28,6 +28,7 @@ class Entry:
     outcomes: list[Outcome] = field(default_factory=list)
     attempts: dict[int, int] = field(default_factory=dict)  # cells run at each rung, the invalid ones too
     invalid_in_a_row: int = 0
+    last_invalid: str = ""
     is_out: bool = False
 
     @property
@@ -51,6 +52,7 @@ class Entry:
             self.outcomes.append(result.outcome())
         else:
             self.invalid_in_a_row += 1
+            self.last_invalid = result.reason or "no reason is known"
 
 
 def with_twin(contenders: Sequence[Contender], name: str | None) -> tuple[Sequence[Contender], tuple[str, str] | None]:

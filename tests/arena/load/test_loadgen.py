@@ -217,7 +217,7 @@ async def test_a_frozen_engine_makes_every_request_of_that_time_late_not_one(
     assert len(ttft_ms) == 60
     expected = [20 + max(0, 1000 - 20 * (i - 10)) if i >= 10 else 20 for i in range(60)]
     errors = sorted(abs(a - b) for a, b in zip(ttft_ms, expected, strict=True))
-    assert errors[54] < 30, errors  # on the whole curve, but for a few
+    assert errors[54] < 50, errors  # 5 % of the freeze, on the whole curve but for a few: fifty answers leave at once
     assert sum(value > 100 for value in ttft_ms) >= 40
     assert max(ttft_ms) == pytest.approx(1020, rel=0.05)
 
