@@ -79,5 +79,6 @@ def _name_of_holder(sockets: set[str]) -> str:
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         if sockets & (_sockets_of(pid) or set()):
             with contextlib.suppress(OSError):
-                return f"{Path(f'/proc/{pid}/comm').read_text().strip()} (pid {pid})"
+                name = Path(f"/proc/{pid}/comm").read_text("utf-8", "replace")  # which may be no text
+                return f"{name.strip()} (pid {pid})"
     return "a process of another user"

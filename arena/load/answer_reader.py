@@ -19,15 +19,19 @@ one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from adapters.errors import EngineProtocolError
 from adapters.wire.sse import Event, EventSplitter
-from arena.load.spool import REASONING, TEXT, TOOL_CALL, Status
+from arena.load.spool import REASONING, TEXT, TOOL_CALL, UNREADABLE, Status
 
 MAX_MESSAGE_CHARS = 300
+MAX_TEXT_CHARS = 1 << 20  # of a kept text: more than any count of tokens that could be believed needs to bear it out
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]  # the store's INTEGER
 
 
 class _Function(msgspec.Struct):
@@ -61,16 +65,16 @@ def _text_of(choice: _Choice) -> str:
 
 
 class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class _CompletionDetails(msgspec.Struct):
-    reasoning_tokens: int | None = None
+    reasoning_tokens: Count | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
     prompt_tokens_details: _PromptDetails | None = None
     completion_tokens_details: _CompletionDetails | None = None
 
@@ -83,6 +87,11 @@ class _Payload(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Payload).decode
+
+
+def shown(words: str) -> str:
+    """The start of foreign words, in one line, without what would move a terminal's cursor."""
+    return "".join(each if each.isprintable() else " " for each in words[:MAX_MESSAGE_CHARS])
 
 
 @dataclass(slots=True)
@@ -150,18 +159,18 @@ class AnswerReader:
         for event in self._events.close():
             self._read(self._last_ns, event)
         answer = self._answer
-        answer.text = "".join(self._texts) if self._texts else None
+        answer.text = "".join(self._texts)[:MAX_TEXT_CHARS] if self._texts else None
         status, err_class = self._verdict(http, fault, is_event_stream)
         if status == answer.status and err_class == answer.err_class:
             return answer
         answer.status, answer.err_class = status, err_class
         if answer.err_message is None and err_class is not None and err_class.startswith(("http_", "not_a")):
-            answer.err_message = self._start[:MAX_MESSAGE_CHARS].decode("utf-8", "replace")
+            answer.err_message = shown(self._start.decode("utf-8", "replace"))
         return answer
 
     def _verdict(self, http: int | None, fault: str | None, is_event_stream: bool) -> tuple[Status, str | None]:
         answer = self._answer
-        if fault in ("bad_http", "connection_closed"):
+        if fault in ("bad_http", "too_long", "connection_closed"):
             return "error", fault
         if http != 200:
             return "error", f"http_{http}"
@@ -181,7 +190,7 @@ class AnswerReader:
         if self._answer.status == "ok":
             self._answer.status = "error"
             self._answer.err_class = err_class
-            self._answer.err_message = message[:MAX_MESSAGE_CHARS]
+            self._answer.err_message = shown(message)
 
     def _read(self, t_ns: int, event: Event) -> None:
         self._num_events += 1
@@ -190,7 +199,7 @@ class AnswerReader:
             return
         try:
             payload = _decode(event.data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             self._fail("error_event" if event.event == "error" else "bad_event", str(error))
             return
         if payload.error is not None or payload.object == "error" or event.event == "error":
@@ -206,7 +215,7 @@ class AnswerReader:
         """Stamp what one choice of an event brings; the kind of its text, or None where it generated nothing."""
         answer = self._answer
         if choice.finish_reason:
-            answer.finish_reason = choice.finish_reason
+            answer.finish_reason = shown(choice.finish_reason)
         delta = choice.delta
         if delta is not None and delta.role and answer.role_ns is None:
             answer.role_ns = t_ns

@@ -19,8 +19,9 @@ import msgspec
 
 from adapters.errors import EngineFailed, EngineProtocolError, EngineUnavailable
 from adapters.wire.unreachable import why_unreachable
-from arena.load.answer_reader import MAX_MESSAGE_CHARS, Answer, AnswerReader
-from arena.load.spool import TOOL_CALL
+from arena.load.answer_reader import Answer, AnswerReader, shown
+from arena.load.response_reader import MAX_BODY_BYTES
+from arena.load.spool import TOOL_CALL, UNREADABLE
 
 MOST_BYTES_OF_MODELS = 8 << 20
 
@@ -59,9 +60,11 @@ class Refused(Exception):
 async def ask(client: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> Asked:
     """Post `body` to a route. Raises `Refused`, or an `EngineError` with a sentence, where no whole answer comes."""
     reader = AnswerReader()
+    num_bytes = 0
     sent_ns = time.monotonic_ns()
     try:
-        async with client.post(url, json=body) as response:
+        async with client.post(url, json=body, allow_redirects=False) as response:
+            _refuse_redirect(response)
             if response.status >= 400:
                 text = start_of(await response.content.read(4096))
                 if response.status < 500:
@@ -70,9 +73,14 @@ async def ask(client: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) 
             served_by = response.headers.get("x-goodgate-engine", "")
             async for data in response.content.iter_any():
                 reader.feed(time.monotonic_ns(), data)
+                num_bytes += len(data)
+                if num_bytes > MAX_BODY_BYTES:
+                    raise EngineProtocolError(f"{url} answered with more than {MAX_BODY_BYTES} bytes.")
                 if reader.has_failed:
                     break  # an engine may keep the connection open after its error
-            answer = reader.answer(http=response.status, fault=None)
+            answer = reader.answer(
+                http=response.status, fault=None, is_event_stream=response.content_type == "text/event-stream"
+            )
     except TimeoutError as error:
         waited_s = (time.monotonic_ns() - sent_ns) / 1e9
         raise EngineUnavailable(f"{url} did not answer within {waited_s:.1f} s.") from error
@@ -96,17 +104,25 @@ def _failure(url: str, answer: Answer) -> EngineFailed | EngineProtocolError:
 async def model_names(client: aiohttp.ClientSession, url: str) -> list[str]:
     """The models that the engine at `url` lists. Raises an `EngineError` where it has no such list."""
     try:
-        async with client.get(url + "/v1/models") as response:
+        async with client.get(url + "/v1/models", allow_redirects=False) as response:
+            _refuse_redirect(response)
             body = await whole(response, MOST_BYTES_OF_MODELS)
             if response.status >= 400:
                 raise EngineUnavailable(f"{url}/v1/models answered HTTP {response.status}: {start_of(body)}")
             return [str(entry["id"]) for entry in msgspec.json.decode(body)["data"]]
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise EngineUnavailable(f"Nothing answers at {url}: {why_unreachable(error)}.") from error
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
+    except (*UNREADABLE, KeyError, TypeError) as error:
         raise EngineProtocolError(
             f"{url}/v1/models is not an OpenAI list of models; name it with {url}@MODEL."
         ) from error
+
+
+def _refuse_redirect(response: aiohttp.ClientResponse) -> None:
+    """The load follows none, so a probe that did would find an engine where the cells find nothing."""
+    if 300 <= response.status < 400:
+        there = shown(response.headers.get("Location", "nowhere"))
+        raise EngineProtocolError(f"{response.url} sends elsewhere (HTTP {response.status}, to {there}); race that.")
 
 
 async def whole(response: aiohttp.ClientResponse, most: int) -> bytes:
@@ -121,4 +137,4 @@ async def whole(response: aiohttp.ClientResponse, most: int) -> bytes:
 
 def start_of(body: bytes) -> str:
     """The first words of a body, in one line."""
-    return " ".join(body[:MAX_MESSAGE_CHARS].decode("utf-8", "replace").split())
+    return " ".join(shown(body.decode("utf-8", "replace")).split())

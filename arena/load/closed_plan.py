@@ -16,6 +16,7 @@ from arena.load.loadgen import ClosedLoop
 from arena.load.plan import CellPlan, PlannedRequest, PromptSource, Sessions
 
 SPARE = 3.0  # times the prompts of a loop that is as fast as the engine has been
+MOST_PROMPTS = 200_000  # of a cell: an engine that answered a burst with nothing at all seems to be endlessly fast
 
 
 def closed_plan(
@@ -33,7 +34,7 @@ def closed_plan(
     """
     warmup_ns = round(warmup_s * SECOND_NS)
     horizon_ns = warmup_ns + round(duration_s * SECOND_NS)
-    count = math.ceil(SPARE * likely_rps * (warmup_s + duration_s)) + 2 * loop.concurrency
+    count = min(math.ceil(SPARE * likely_rps * (warmup_s + duration_s)) + 2 * loop.concurrency, MOST_PROMPTS)
     requests = tuple(_planned(seq, horizon_ns, prompts) for seq in range(count))
     return CellPlan(cell_id, "closed", likely_rps, warmup_ns, horizon_ns, requests)
 

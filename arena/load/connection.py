@@ -15,6 +15,7 @@ from __future__ import annotations
 import _socket
 import errno
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -64,6 +65,27 @@ class Exchange:
     @property
     def has_ended(self) -> bool:
         return self.done_ns is not None
+
+
+def address_of(host: str, port: int, *, timeout_s: float) -> Address:
+    """The first of the host's addresses at which somebody listens, and the first of all where nobody does: `localhost`
+    is two, and most engines listen at one. OSError where the name has none.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [Address(family, sockaddr) for family, _, _, _, sockaddr in found]
+    if len(addresses) == 1:
+        return addresses[0]
+    return next((address for address in addresses if _somebody_listens(address, timeout_s)), addresses[0])
+
+
+def _somebody_listens(address: Address, timeout_s: float) -> bool:
+    try:
+        with socket.socket(address.family, socket.SOCK_STREAM) as probe:
+            probe.settimeout(timeout_s)
+            probe.connect(address.sockaddr)
+    except OSError:
+        return False
+    return True
 
 
 class Connection:

@@ -115,6 +115,6 @@ def _processes() -> Iterable[ProcessTicks]:
         return
     for pid in pids:
         try:
-            yield parse_process((PROC / pid / "stat").read_text())
+            yield parse_process((PROC / pid / "stat").read_text("utf-8", "replace"))  # a name may be no text
         except OSError:  # it has ended meanwhile
             continue

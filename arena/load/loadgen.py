@@ -21,7 +21,6 @@ import os
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +29,13 @@ from typing import Literal
 import msgspec
 
 from arena.load import spool as spools
+from arena.load.answer_reader import shown
 from arena.load.cpu_audit import CpuAudit
 from arena.load.distributed import merge
 from arena.load.plan import CellPlan, Target
 from arena.load.spool import RequestRow, SpoolFooter, SpoolHeader
 
-STDERR_LINES = 20
+STDERR_BYTES = 8 << 10  # that are kept, from the end
 TIME_LIMIT_MARGIN_S = 15.0  # for importing locust, parsing the last answers and syncing the spool
 
 
@@ -185,8 +185,7 @@ async def _run_process(job: Job, time_limit_s: float, on_progress: Callable[[Pro
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    complaints: deque[str] = deque(maxlen=STDERR_LINES)
-    listening = asyncio.create_task(_listen(process.stderr, complaints))
+    listening = asyncio.create_task(_end_of(process.stderr))
     try:
         async with asyncio.timeout(time_limit_s):
             process.stdin.write(
@@ -203,19 +202,22 @@ async def _run_process(job: Job, time_limit_s: float, on_progress: Callable[[Pro
             os.killpg(process.pid, signal.SIGKILL)
         process.stdin.close()
         await process.wait()
-        await listening
-    return None if code == 0 else _crash_report(code, complaints)
+        said = await listening
+    return None if code == 0 else _crash_report(code, said)
 
 
-async def _listen(stderr: asyncio.StreamReader, complaints: deque[str]) -> None:
-    async for line in stderr:
-        complaints.append(line.decode("utf-8", "replace").rstrip())
+async def _end_of(stderr: asyncio.StreamReader) -> str:
+    """What was said last; a line may be of any length."""
+    end = b""
+    while data := await stderr.read(STDERR_BYTES):
+        end = (end + data)[-STDERR_BYTES:]
+    return end.decode("utf-8", "replace")
 
 
-def _crash_report(code: int, complaints: deque[str]) -> str:
+def _crash_report(code: int, said: str) -> str:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-    said = next((line for line in reversed(complaints) if line.strip()), "")
-    return f"The load process {how}" + (f": {said}" if said else ".")
+    last = shown(next((line for line in reversed(said.splitlines()) if line.strip()), ""))
+    return f"The load process {how}" + (f": {last}" if last else ".")
 
 
 def _summary(plan: CellPlan, spool: Path, wall_s: float) -> CellRun:

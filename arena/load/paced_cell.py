@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,7 +24,7 @@ import locust
 from locust.env import Environment
 
 from arena.load.answer_reader import AnswerReader
-from arena.load.connection import Address, Exchange, Pool
+from arena.load.connection import Address, Exchange, Pool, address_of
 from arena.load.cpu_audit import MachineMeter
 from arena.load.cpu_slice import ask_for_short_slices
 from arena.load.http_requests import exchanges, host_and_port
@@ -53,7 +52,7 @@ class Cell:
         self.worker = worker
         self.environment = environment
         self.exchanges = deque(exchanges(plan, job.target))
-        self.pool = Pool(gevent.get_hub().loop, _address(job.target.url), self._on_end)
+        self.pool = Pool(gevent.get_hub().loop, _address(job), self._on_end)
         self.pacer = ClosedPacer(self, job.closed) if job.closed else OpenPacer(self)
         self.sleeper = Sleeper()
         self.writer = SpoolWriter(Path(job.spool))
@@ -283,10 +282,9 @@ class RequestFailed(Exception):
     """What locust is told of a row that is not ok."""
 
 
-def _address(url: str) -> Address:
+def _address(job: Job) -> Address:
     try:
-        host, port = host_and_port(url)
+        host, port = host_and_port(job.target.url)
     except ValueError as error:
         raise SystemExit(str(error)) from error
-    family, _, _, _, sockaddr = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return Address(family, sockaddr)
+    return address_of(host, port, timeout_s=job.limits.connect_timeout_s)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 
 MAX_HEAD_BYTES = 64 << 10
+MAX_BODY_BYTES = 16 << 20  # 32,000 tokens in events of 500 bytes; a thousand endless answers must not fill the memory
 MAX_INTERIM_RESPONSES = 16
 
 
@@ -28,12 +29,13 @@ class ResponseReader:
         self.reads: list[tuple[int, bytes]] = []
         self.is_complete = False  # nothing more belongs to this response, for good or ill
         self.keeps_alive = False  # the connection may carry another request
-        self.fault: str | None = None  # "bad_http", "cut_off" or "connection_closed"
+        self.fault: str | None = None  # "bad_http", "too_long", "cut_off" or "connection_closed"
         self._stage: Callable[[bytes], bytes] = self._head
         self._buffer = b""
         self._left = 0  # of a body with a length
         self._chunk_left = 0
         self._num_interim = 0
+        self._body_bytes = 0
 
     @property
     def is_event_stream(self) -> bool:
@@ -49,6 +51,11 @@ class ResponseReader:
             self._fail("bad_http")
             return True
         if body:
+            self._body_bytes += len(body)
+            if self._body_bytes > MAX_BODY_BYTES:
+                self.reads.clear()
+                self._fail("too_long")
+                return True
             self.reads.append((t_ns, body))
         return self.is_complete
 

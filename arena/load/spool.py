@@ -32,6 +32,9 @@ cancelled: a warm-up or cool-down request still in flight when the cell ended; n
 TEXT, REASONING, TOOL_CALL = 0, 1, 2
 """Values of `RequestRow.token_kind`."""
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding JSON or msgpack may raise that somebody else has written, or that was damaged."""
+
 
 class SpoolHeader(msgspec.Struct, tag_field="row", tag="header", kw_only=True):
     cell_id: str
@@ -139,7 +142,10 @@ class SpoolWriter:
         self.num_requests = 0
 
     def write(self, row: SpoolRow) -> None:
-        self._file.write(_encode(row) + b"\n")
+        """OSError where the disk takes no more; the file may then end in a part of the row, which readers pass over."""
+        left = memoryview(_encode(row) + b"\n")
+        while left:  # a disk that is nearly full takes a part, and tells it by the count alone
+            left = left[self._file.write(left) :]
         self.num_requests += isinstance(row, RequestRow)
 
     def finish(self, footer: SpoolFooter) -> None:
@@ -218,7 +224,7 @@ def verify(path: Path) -> None:
     marker = done_marker(path)
     if not marker.exists():
         raise SpoolError(f"{path} has no done marker: its cell is still running, or its load process died.")
-    if marker.read_text().strip() != _digest(path):
+    if marker.read_bytes().strip() != _digest(path).encode():
         raise SpoolError(f"{path} has changed since its cell ended: its digest is not the one in {marker.name}.")
 
 

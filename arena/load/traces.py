@@ -121,7 +121,10 @@ def _rows(text: str, name: str) -> Iterator[Row]:
     first_line = text.lstrip().partition("\n")[0].strip()
     if first_line.startswith("{"):
         return _mooncake(text, name)
-    columns = [column.strip() for column in next(csv.reader([first_line]), [])]
+    try:
+        columns = [column.strip() for column in next(csv.reader([first_line]), [])]
+    except csv.Error:  # a first field of more than 128 KiB is no heading
+        columns = []
     for needed, read in _CSV_FORMATS.items():
         if set(needed) <= set(columns):
             return _csv_rows(text, name, columns, read)
@@ -187,7 +190,8 @@ def _mooncake(text: str, name: str) -> Iterator[Row]:
         where = f"{name}, line {number}"
         try:
             row = decoder.decode(line)
-        except (msgspec.DecodeError, RecursionError) as error:
+            at_ns = round(row.timestamp * 1_000_000)
+        except (msgspec.DecodeError, RecursionError, OverflowError) as error:
             raise ScenarioError(f"{where}: this is no row of a Mooncake trace ({error}).") from error
         if min(row.hash_ids, default=0) < 0:
             raise ScenarioError(f"{where}: a hash id is below 0.")
@@ -197,7 +201,6 @@ def _mooncake(text: str, name: str) -> Iterator[Row]:
                 f"{where}: {row.input_length} tokens are {blocks} blocks of {BLOCK_TOKENS}, but there are "
                 f"{len(row.hash_ids)} hash_ids."
             )
-        at_ns = round(row.timestamp * 1_000_000)
         yield _checked(Row(at_ns, row.input_length, row.output_length, row.hash_ids), where)
 
 

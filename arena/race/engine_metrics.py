@@ -30,6 +30,8 @@ EVERY_S = 1.0
 TIMEOUT_S = 2.0
 PATH = "/metrics"
 MOST_BYTES = 16 << 20  # a page of vLLM's has some 100 KiB
+MOST_LINES = 4000  # it has some hundred beside its buckets
+MOST_CHARS = 1000  # of a line
 
 
 class Page(NamedTuple):
@@ -78,13 +80,14 @@ async def _watch(target: Target, pages: list[Page], every_s: float) -> None:
 
 async def _ask(client: aiohttp.ClientSession, url: str) -> list[str] | None:
     try:
-        async with client.get(url) as response:
+        async with client.get(url, allow_redirects=False) as response:
             text = (await whole(response, MOST_BYTES)).decode("utf-8") if response.status == 200 else None
     except (aiohttp.ClientError, TimeoutError, OSError, UnicodeDecodeError, EngineProtocolError):
         return None
     if text is None or response.content_type == "application/json":
         return None
-    return [line for line in text.splitlines() if line and line[0] != "#" and "_bucket{" not in line]
+    lines = [line for line in text.splitlines() if line and line[0] != "#" and "_bucket{" not in line]
+    return [line for line in lines[:MOST_LINES] if len(line) <= MOST_CHARS]
 
 
 def _samples(lines: Sequence[str]) -> list[tuple[str, dict[str, str], float]]:

@@ -14,6 +14,7 @@ import msgspec
 
 from adapters.errors import EngineProtocolError
 from arena.load.asking import whole
+from arena.load.spool import UNREADABLE
 
 ROUTES = ("/version", "/props", "/server_info")
 MOST_BYTES = 256 << 10
@@ -31,7 +32,7 @@ async def own_report(client: aiohttp.ClientSession, url: str) -> dict[str, Any]:
                 if response.status != 200:
                     continue
                 report = msgspec.json.decode(await whole(response, MOST_BYTES))
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, EngineProtocolError):
+        except (aiohttp.ClientError, TimeoutError, OSError, EngineProtocolError, *UNREADABLE):
             continue  # no such route, or none that speaks JSON: it is an offer, not a duty
         if isinstance(report, dict):
             told[route] = without_secrets(report)

@@ -22,6 +22,7 @@ from typing import Any
 import aiohttp
 
 from adapters.errors import EngineError, EngineFailed, EngineProtocolError, EngineUnavailable
+from arena.load.answer_reader import shown
 from arena.load.asking import Asked, Refused, ask, model_names
 from arena.load.plan import CHAT, Prompt, PromptSource, Target
 from arena.race.own_report import own_report
@@ -30,6 +31,7 @@ PROBE_TOKENS = 24
 PROBE_TIMEOUT_S = 120.0  # the first request of a fresh engine may compile kernels
 STREAM_SHARE = 0.05  # of an answer's time in which its events come, where it does not stream
 SEVERAL_TOKENS = 1.5  # tokens an event, from which on an engine is asked to count them
+MOST_NAMES = 10  # of models, in a sentence
 
 # What a race wants of every engine. Each is given up separately when the engine answers 4xx to it.
 WISHES: Mapping[str, Any] = {"ignore_eos": True, "stream_options": {"include_usage": True}}
@@ -207,7 +209,8 @@ async def only_model(client: aiohttp.ClientSession, url: str) -> str:
     """The one model that the engine serves; a choice must be made by name (`--targets name=url@model`)."""
     names = await model_names(client, url)
     if len(names) != 1:
-        raise EngineUnavailable(f"{url} serves {', '.join(names) or 'no model'}; choose one with {url}@MODEL.")
+        listed = shown(", ".join(names[:MOST_NAMES])) + (" and others" if len(names) > MOST_NAMES else "")
+        raise EngineUnavailable(f"{url} serves {listed or 'no model'}; choose one with {url}@MODEL.")
     return names[0]
 
 

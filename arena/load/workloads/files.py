@@ -109,7 +109,7 @@ def _json_lines(text: str, name: str) -> Iterator[tuple[Any, str]]:
             continue
         try:
             yield msgspec.json.decode(line), f"{name}, line {number}"
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ScenarioError(f"{name}, line {number}: this is not JSON ({error}).") from error
 
 

@@ -47,6 +47,19 @@ def test_a_child_that_spins_is_ours_and_the_same_seen_from_a_sibling_is_foreign(
 
 
 @on_linux
+def test_a_neighbour_whose_name_is_no_text_does_not_end_the_race() -> None:
+    name = "ctypes.CDLL(None).prctl(15, b'\\xff\\xfe', 0, 0, 0)"
+    named = f"import ctypes, sys; {name}; print(1, flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", named], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as neighbour:
+        assert neighbour.stdout is not None
+        neighbour.stdout.readline()
+        audit = CpuAudit(os.getpid())  # it looks at every process that there is
+        subprocess.run([sys.executable, "-c", SPIN], check=True)
+        assert audit.foreign_share() is not None
+        neighbour.kill()
+
+
+@on_linux
 def test_the_machine_meter_is_a_share_and_starts_anew_with_each_question() -> None:
     meter = MachineMeter()
     subprocess.run([sys.executable, "-c", SPIN], check=True)

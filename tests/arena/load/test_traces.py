@@ -286,6 +286,8 @@ BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
         ('{"timestamp": 0, "input_length": 1' + "0" * 30 + ', "output_length": 1}', "no request has more than"),
         ('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [-1]}', "a hash id is below 0"),
         ('{"a": ' + "[" * 100_000, "this is no row of a Mooncake trace"),
+        ('{"timestamp": 1e305, "input_length": 1, "output_length": 1}', "this is no row of a Mooncake trace"),
+        ('"' + "x" * 200_000 + '"', "this is no trace that is known here"),
     ],
 )
 def test_numbers_that_overflow_are_told_with_their_line_and_not_traced(text: str, told: str) -> None:

@@ -221,6 +221,7 @@ def test_tools_of_a_row_reach_the_engine_with_the_scenarios_choice_unless_the_ro
     [
         ("", "holds no prompts"),
         ("{", "line 1: this is not JSON"),
+        ('{"a": ' + "[" * 100_000, "line 1: this is not JSON"),
         ('{"prompt": "a"}\n{"text": 1}', "line 2: expected an object with"),
         ('["a"]', "line 1: expected an object"),
         ('{"messages": []}', "line 1: expected an object"),
