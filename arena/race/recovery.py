@@ -3,8 +3,8 @@
     settle(folder) -> sentences about what was done
 
 A cell whose spool had ended is taken into the store and judged; one that was stored and not yet judged is judged; one
-whose spool has not ended stays `planned`, which no figure counts. The verdicts in the store become those of its rows,
-and a store of an older schema is brought up to date.
+whose spool has not ended, or is damaged since, stays `planned`, which no figure counts. The verdicts in the store
+become those of its rows, and a store of an older schema is brought up to date.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 from arena.judging.judge import judge_race
 from arena.judging.notes import RunNotes
 from arena.load import spool as spools
+from arena.load.spool import SpoolError
 from arena.race.cell_runner import judge_cell
 from arena.records.schema import is_outdated
 from arena.records.store import Store
@@ -60,7 +61,10 @@ def _finished_outside(store: Store, folder: Path) -> list[str]:
 
 
 def _take_in(store: Store, cell_id: str, folder: Path) -> str:
-    store.ingest(cell_id, _spool(folder, cell_id))
+    try:
+        store.ingest(cell_id, _spool(folder, cell_id))
+    except (SpoolError, OSError) as error:
+        return f"{cell_id} is left out: {error}"
     return f"{cell_id} was taken in; its spool had ended, and the race before it was stored."
 
 

@@ -13,15 +13,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from arena.judging import audit
 from arena.judging.cell_audit import audit_cell
 from arena.judging.judge import judge_race
 from arena.judging.results import RaceResult
 from arena.load import spool as spools
 from arena.load.plan import CellPlan
-from arena.load.spool import HealthRow, RequestRow, SpoolError
+from arena.load.spool import UNREADABLE, HealthRow, RequestRow, SpoolError
 from arena.records.manifest import NAME as MANIFEST
 from arena.records.manifest import changed_files
 from arena.records.spool_sql import HEALTH_COLUMNS, METRIC_COLUMNS, REQUEST_COLUMNS
@@ -66,7 +64,7 @@ def _check_spool(store: Store, cell: dict[str, Any], spool: Path) -> list[str]:
         plan = CellPlan.read(spools.plan_file(spool))
         everything = list(spools.read_rows(spool))
         metrics = spools.read_metrics(spool)
-    except (SpoolError, OSError, msgspec.DecodeError) as error:
+    except (SpoolError, OSError, *UNREADABLE) as error:
         return [f"{cell_id}: the spool is damaged: {error}"]
     rows = [row for row in everything if isinstance(row, RequestRow)]
     complaints = []

@@ -10,17 +10,20 @@ Metrics are not exported, their definitions are: `arena.sql` holds the same view
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import msgspec
 
 from arena.load import spool as spools
 from arena.load.plan import CellPlan
-from arena.records.manifest import NAME, changed_files, write_manifest
+from arena.load.spool import UNREADABLE
+from arena.records.manifest import NAME, changed_files, put, write_manifest
 from arena.records.store import Store
 
 PLANS = "plans_json"
@@ -40,14 +43,21 @@ class Written:
 
 
 def export_race(store: Store, folder: Path, out: Path) -> Written:
-    """Write the race in `folder` into the archive `out`. A second time replaces what the first has written."""
+    """Write the race in `folder` into the archive `out`. A second time replaces what the first has written, be it whole
+    or broken off. `ExportError` where it cannot be done.
+    """
     _refuse_foreign(out)
     run_id = store.query("SELECT run_id FROM runs")[0]["run_id"]
     tables = [row["table_name"] for row in store.query("SELECT table_name FROM duckdb_tables() ORDER BY table_name")]
     out.mkdir(parents=True, exist_ok=True)
-    rows = sum(_export_table(store, table, run_id, out) for table in tables)
-    _export_plans(folder / "spool", out / PLANS)
-    (out / QUERIES).write_text(_queries(store, tables), "utf-8")
+    if not (out / NAME).exists():
+        write_manifest(out)  # who is stopped before the last one has begun an archive, and no folder of somebody else
+    _export_plans(folder / "spool", out)
+    try:
+        rows = sum(_export_table(store, table, run_id, out) for table in tables)
+    except duckdb.Error as error:
+        raise ExportError(f"{out} could not be written ({str(error).splitlines()[0]}); run it again.") from error
+    put(out, {QUERIES: _queries(store, tables).encode("utf-8")})
     write_manifest(out)
     paths = [path for path in out.rglob("*") if path.is_file()]
     return Written(rows, len(paths), sum(path.stat().st_size for path in paths))
@@ -57,6 +67,8 @@ def _refuse_foreign(out: Path) -> None:
     """An archive is added to only as long as its manifest vouches for all that it holds."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
+    if (out / "arena.duckdb").exists():
+        raise ExportError(f"{out} is the folder of a race, which stays as it is; choose another --out.")
     if not (out / NAME).is_file():
         raise ExportError(f"{out} holds something other than an archive of races; choose another --out.")
     if complaints := changed_files(out):
@@ -68,8 +80,16 @@ def _export_table(store: Store, table: str, run_id: str, out: Path) -> int:
     columns = _columns(store, table)
     partition = out / table / f"run_id={_hive(run_id)}"
     partition.mkdir(parents=True, exist_ok=True)
-    target = str(partition / "data_0.parquet").replace("'", "''")
-    store.execute(f"COPY (SELECT {', '.join(columns)} FROM {table}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
+    target = partition / "data_0.parquet"
+    draft = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    quoted = str(draft).replace("'", "''")
+    try:
+        store.execute(
+            f"COPY (SELECT {', '.join(columns)} FROM {table}) TO '{quoted}' (FORMAT parquet, COMPRESSION zstd)"
+        )
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
     return int(store.query(f"SELECT count(*) AS n FROM {table}")[0]["n"])
 
 
@@ -89,16 +109,19 @@ def _hive(value: str) -> str:
 
 
 def _export_plans(spool_folder: Path, out: Path) -> None:
-    """Every plan that was fired, once. `body` is the request's exact text, so that the digest can be computed again."""
-    out.mkdir(exist_ok=True)
-    for spool in sorted(spool_folder.glob("*.jsonl")):
-        path = spools.plan_file(spool)
-        if path.exists():
+    """Every plan that was fired, once."""
+    for path in map(spools.plan_file, sorted(spool_folder.glob("*.jsonl"))):
+        try:
             plan = CellPlan.read(path)
-            (out / f"{plan.sha256}.json").write_bytes(plan_json(plan))
+        except FileNotFoundError:
+            continue
+        except UNREADABLE as error:
+            raise ExportError(f"{path} is damaged ({error}); `goodgate arena check` tells what else is.") from error
+        put(out, {f"{PLANS}/{plan.sha256}.json": plan_json(plan)})
 
 
 def plan_json(plan: CellPlan) -> bytes:
+    """`body` is the request's exact text, so that the digest can be computed again."""
     document: dict[str, Any] = msgspec.to_builtins(plan, builtin_types=(bytes,))
     del document["cell_id"]  # the same plan serves many cells
     for request in document["requests"]:

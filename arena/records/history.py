@@ -23,8 +23,9 @@ import msgspec
 from arena.judging.judge import judge_race
 from arena.judging.results import EngineResult, RaceResult
 from arena.judging.trends import Mark
+from arena.load.spool import UNREADABLE
 from arena.race.config import fingerprint
-from arena.records.schema import StoreError
+from arena.records.schema import StoreError, connect
 from arena.records.store import Store
 
 DATABASE = "arena.duckdb"
@@ -62,21 +63,27 @@ class History:
     def __init__(self, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = duckdb.connect(str(path))
+            self._connection = connect(path, read_only=False)
             self._connection.execute(
                 "CREATE TABLE IF NOT EXISTS races (folder VARCHAR PRIMARY KEY, stamp VARCHAR, why_not VARCHAR);"
                 "CREATE TABLE IF NOT EXISTS marks (folder VARCHAR, mark JSON)"
             )
+        except StoreError as error:
+            raise HistoryError(f"{path} is in use by another command; try again when that has ended.") from error
         except (duckdb.Error, OSError) as error:
-            if "Could not set lock" in str(error):
-                raise HistoryError(f"{path} is in use by another command; try again when that has ended.") from error
             raise HistoryError(f"{path} cannot be used as an index; delete it, and it is made anew.") from error
+        self._path = path
 
     def __enter__(self) -> History:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._connection.close()
+        if isinstance(error, (duckdb.Error, *UNREADABLE)):
+            why = str(error).splitlines()[0]
+            raise HistoryError(
+                f"{self._path} cannot be used as an index ({why}); delete it, and it is made anew."
+            ) from error
 
     def update(
         self, races: Sequence[Path], *, rebuild: bool = False, tell: Callable[[Path], None] = lambda _: None
@@ -137,7 +144,7 @@ def _read(folder: Path) -> tuple[list[Mark], str | None]:
             result = judge_race(store)
     except StoreError as error:
         return [], str(error)
-    except (duckdb.Error, msgspec.DecodeError) as error:
+    except (duckdb.Error, *UNREADABLE) as error:
         return [], f"its store cannot be read: {str(error).splitlines()[0]}"
     return [_mark(engine, result, folder) for engine in result.engines], None
 

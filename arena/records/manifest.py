@@ -12,13 +12,15 @@ of its own, such as an export, speaks for itself.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from arena.load import spool as spools
+from arena.load.spool import UNREADABLE
 
 NAME = "manifest.json"
 FORMAT = "goodgate-manifest/1"
@@ -50,9 +52,21 @@ def write_manifest(folder: Path) -> None:
     """Vouch for the files as they are now, and for the raw ones as they were when they first were vouched for."""
     files = {name: digest_of(folder / name, raw=_is_raw(folder, name)) for name in _names(folder)}
     files.update({name: digest for name, digest in _already_vouched(folder).items() if digest.raw})
-    draft = folder / f"{NAME}.tmp"
-    draft.write_bytes(Manifest(files=files).sealed().to_bytes())
-    draft.replace(folder / NAME)
+    put(folder, {NAME: Manifest(files=files).sealed().to_bytes()})
+
+
+def put(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write these files, each whole or as it was: none is touched before there was room for all of them."""
+    drafts = {folder / name: folder / f"{name}.{os.getpid()}.tmp" for name in contents}
+    try:
+        for (target, draft), content in zip(drafts.items(), contents.values(), strict=True):
+            target.parent.mkdir(exist_ok=True)
+            draft.write_bytes(content)
+        for target, draft in drafts.items():
+            draft.replace(target)
+    finally:
+        for draft in drafts.values():
+            draft.unlink(missing_ok=True)
 
 
 def changed_files(folder: Path) -> list[str]:
@@ -61,7 +75,7 @@ def changed_files(folder: Path) -> list[str]:
         manifest = msgspec.json.decode(content, type=Manifest)
     except FileNotFoundError:
         return [f"{NAME}: there is none, so nothing vouches for the files; `goodgate arena report` writes it."]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         return [f"{NAME} cannot be read: {error}"]
     if manifest.format != FORMAT:
         return [f"{NAME} has the format {manifest.format!r}, this program reads {FORMAT}."]
@@ -94,7 +108,7 @@ def _already_vouched(folder: Path) -> dict[str, FileDigest]:
     try:
         content = (folder / NAME).read_bytes()
         manifest = msgspec.json.decode(content, type=Manifest)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, *UNREADABLE):
         return {}
     return manifest.files if content == manifest.sealed().to_bytes() else {}
 

@@ -1,5 +1,6 @@
 """Which schema a store has, and how an older one is brought to that of this program.
 
+    connection = connect(path, read_only=False)
     bring_up(connection, path, read_only=False)      # tables made or brought up to date, views defined
 
 A file that may only be read is taken as it is or refused. A newer one is refused always, with its version.
@@ -44,6 +45,18 @@ class StoreError(Exception):
     """The file is not a store that this program can read."""
 
 
+def connect(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
+    """`StoreError` where another process writes it; a `duckdb.Error` where it is no database."""
+    try:
+        return duckdb.connect(str(path), read_only=read_only)
+    except duckdb.IOException as error:
+        if "Could not set lock" in str(error):
+            raise StoreError(
+                f"{path} is in use by another process, such as a race that is not over; try again when that has ended."
+            ) from error
+        raise
+
+
 def bring_up(connection: duckdb.DuckDBPyConnection, path: Path, *, read_only: bool) -> None:
     version = _version(connection, path)
     if version is not None and version not in (SCHEMA_VERSION, *MIGRATIONS):
@@ -67,7 +80,7 @@ def bring_up(connection: duckdb.DuckDBPyConnection, path: Path, *, read_only: bo
 
 def is_outdated(path: Path) -> bool:
     """Whether opening the file for writing would bring it to a later schema."""
-    with duckdb.connect(str(path), read_only=True) as connection:
+    with connect(path, read_only=True) as connection:
         return _version(connection, path) in MIGRATIONS
 
 
@@ -87,7 +100,11 @@ def _version(connection: duckdb.DuckDBPyConnection, path: Path) -> int | None:
         row = connection.execute("SELECT version FROM schema_meta").fetchone()
     except duckdb.BinderException as error:
         raise StoreError(f"{path} is a database, but no store of the arena.") from error
-    return int(row[0]) if row else None
+    if row is None:
+        return None
+    if not isinstance(row[0], int):
+        raise StoreError(f"{path} is a database, but no store of the arena.")
+    return row[0]
 
 
 def _make_tables(connection: duckdb.DuckDBPyConnection, version: int | None) -> None:

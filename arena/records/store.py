@@ -24,14 +24,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import duckdb
 import msgspec
 
 from arena.load import spool as spools
 from arena.load.plan import CellPlan
 from arena.load.spool import SpoolError, SpoolFooter, SpoolHeader
 from arena.records.rows import CellRecord, CellStatus, CellSummary, EngineRecord, RunRecord, columns_of
-from arena.records.schema import bring_up
+from arena.records.schema import bring_up, connect
 from arena.records.spool_sql import LOAD_METRICS, LOAD_SPOOL, MARK_INGESTED, MISSING
 
 
@@ -39,7 +38,7 @@ class Store:
     """One DuckDB file. `read_only` opens it beside other readers."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        self._connection = duckdb.connect(str(path), read_only=read_only)
+        self._connection = connect(path, read_only=read_only)
         self._in_transaction = False
         try:
             bring_up(self._connection, path, read_only=read_only)

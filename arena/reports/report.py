@@ -21,7 +21,7 @@ from rich.table import Table
 
 from arena.judging.results import EngineResult, RaceResult
 from arena.judging.traces import comparable_rate
-from arena.records.manifest import write_manifest
+from arena.records.manifest import put, write_manifest
 from arena.reports.audits import audits_section, cells_section
 from arena.reports.controls import controls_section
 from arena.reports.document import Charts, Document, Section
@@ -52,9 +52,10 @@ def documents(result: RaceResult) -> dict[str, str]:
 
 
 def publish(result: RaceResult, folder: Path) -> None:
-    """Write the documents, for people and for programs, and last the manifest that vouches for every file."""
-    for name, text in documents(result).items():
-        (folder / name).write_text(text, "utf-8")
+    """Write the documents, for people and for programs, and last the manifest that vouches for every file. A full disk
+    leaves the older ones as they were.
+    """
+    put(folder, {name: text.encode("utf-8") for name, text in documents(result).items()})
     write_manifest(folder)
 
 
