@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import io
 import signal
 import sys
 from typing import Annotated
@@ -71,6 +72,8 @@ def common_options(
 
 
 def main() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without our characters shows others, and ends nothing
     try:
         build(sys.argv[1:])()
     except GoodgateError as error:

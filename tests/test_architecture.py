@@ -46,6 +46,7 @@ LAB_MAY = {
 ARENA_MAY = {
     "launching.launch", "launching.knobs", "wire.sse", "wire.unreachable", "models.model_store", "models.model_files",
     "registry", "config", "errors", "base", "types", "probing.matrix", "marked_page", "yaml_text",
+    "option_errors",
 }  # fmt: skip
 
 

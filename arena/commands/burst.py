@@ -13,7 +13,14 @@ from rich.console import Console
 
 from adapters.models.model_store import DEFAULT_MODEL
 from arena.commands.common import Misuse, errors
-from arena.commands.contenders import EngineOption, engine_options, launched, names_in, refuse_idle_options
+from arena.commands.contenders import (
+    EngineOption,
+    engine_options,
+    launched,
+    names_in,
+    refuse_duplicates,
+    refuse_idle_options,
+)
 
 app = typer.Typer()
 
@@ -25,10 +32,14 @@ def burst(
     ] = None,
     model: Annotated[str, typer.Option(help="A model of `goodgate models list`.")] = DEFAULT_MODEL,
     concurrency: Annotated[str, typer.Option(help="Requests at once, several depths with commas between.")] = "1,8,32",
-    words: Annotated[int, typer.Option(min=1, help="Words of each prompt; 120 are about 130 tokens.")] = 120,
-    tokens: Annotated[int, typer.Option(min=2, help="Output tokens of each request.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Bursts of each depth, each time an engine is up.")] = 3,
-    passes: Annotated[int, typer.Option(min=1, help="How often each engine is started, in alternating order.")] = 2,
+    words: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Words of each prompt; 120 are about 130 tokens.")
+    ] = 120,
+    tokens: Annotated[int, typer.Option(min=2, max=1_000_000, help="Output tokens of each request.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Bursts of each depth, each time an engine is up.")] = 3,
+    passes: Annotated[
+        int, typer.Option(min=1, max=1000, help="How often each engine is started, in alternating order.")
+    ] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON on stdout.")] = False,
     option: EngineOption = None,
 ) -> None:
@@ -42,6 +53,7 @@ def burst(
         depths = tuple(_count(depth) for depth in concurrency.split(","))
         names = names_in(engines) if engines is not None else []
         chosen = engine_options(option or [])
+        refuse_duplicates(names)
         contenders = launched(names, model, chosen)
         refuse_idle_options(chosen, contenders)
         shape = BurstShape(concurrency=depths, prompt_words=words, output_tokens=tokens, rounds=rounds, passes=passes)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,9 +44,17 @@ def calibrate(
 
     Example: goodgate arena calibrate --page docs/statistics.md
     """
+    from adapters.marked_page import NoPlace, placed
+    from arena.race.config import text_of
+
     with errors():
-        if page is not None and not page.is_file():
-            raise Misuse(f"There is no page {page}; make it, with the marks <!-- {MARK}: begin --> and end.")
+        if page is not None:
+            if not page.is_file():
+                raise Misuse(f"There is no page {page}; make it, with the marks <!-- {MARK}: begin --> and end.")
+            try:  # now, and not after minutes
+                placed(text_of(page), MARK, "")
+            except NoPlace as error:
+                raise Misuse(f"{page}: {error.message}") from error
         rows = _run(searches, seed, Console(stderr=True))
         if page is not None:
             _write(page, rows, searches, seed)
@@ -67,22 +79,43 @@ def _run(searches: int, seed: int, console: Console) -> list[Row]:
     with Progress(*columns, console=console, transient=True) as bars:
         task = bars.add_task("calibrating", total=len(lines))
         # Fresh processes: a forked one would inherit the thread that draws the bars.
-        with ProcessPoolExecutor(min(len(lines), os.cpu_count() or 1), get_context("spawn")) as pool:
-            asked = [
-                pool.submit(calibrate, engine, budget, searches=searches, seed=seed, unlike=unlike)
-                for budget, engine, unlike in lines
-            ]
-            for _ in as_completed(asked):
-                bars.advance(task)
-            return [line.result() for line in asked]
+        processes = min(len(lines), os.cpu_count() or 1)
+        with ProcessPoolExecutor(processes, get_context("spawn"), initializer=_end_with_parent) as pool:
+            try:
+                asked = [
+                    pool.submit(calibrate, engine, budget, searches=searches, seed=seed, unlike=unlike)
+                    for budget, engine, unlike in lines
+                ]
+                for _ in as_completed(asked):
+                    bars.advance(task)
+                return [line.result() for line in asked]
+            except BrokenProcessPool as error:
+                raise Failure("A process of the calibration was killed, perhaps for want of memory.") from error
+            finally:
+                for process in active_children():  # else who ends it early would wait for every line that is asked for
+                    process.terminate()
+
+
+def _end_with_parent() -> None:
+    """In each process of the pool: Ctrl-C is its parent's, and where that is killed it is not to work on for nobody."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def _write(page: Path, rows: list[Row], searches: int, seed: int) -> None:
     from adapters.marked_page import placed
     from arena.judging.calibration import table
+    from arena.race.config import text_of
 
     made = f"`goodgate arena calibrate --searches {searches} --seed {seed} --page {page}`:"
-    page.write_text(placed(page.read_text("utf-8"), MARK, f"{made}\n\n{table(rows)}"), "utf-8")
+    page.write_text(placed(text_of(page), MARK, f"{made}\n\n{table(rows)}"), "utf-8")
 
 
 def _table(rows: list[Row]) -> Table:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from adapters.errors import GoodgateError
@@ -46,12 +47,61 @@ def errors(command: str = "goodgate arena") -> Iterator[None]:
     except GoodgateError as error:
         typer.echo(f"{command}: {error.message}", err=True)
         raise typer.Exit(FAILED) from error
+    except BrokenPipeError:
+        raise  # nobody reads what is said, which typer ends quietly
     except OSError as error:
-        typer.echo(f"{command}: {error.strerror or error}: {error.filename or 'the output folder'}.", err=True)
+        typer.echo(f"{command}: {os_words(error)}.", err=True)
         raise typer.Exit(FAILED) from error
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
         typer.echo(f"{command}: stopped.", err=True)
         raise typer.Exit(FAILED) from error
+
+
+def os_words(error: OSError) -> str:
+    place = f": {error.filename}" if error.filename else ""
+    return f"{error.strerror or error}{place}"
+
+
+def finite(value: float | None) -> float | None:
+    """The callback of every option that is a float: NaN may pass a range, and infinity one without an upper end."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number to count with.")
+    return value
+
+
+def reported(folder: Path) -> str:
+    return f"what had ended is kept, and `goodgate arena report {folder}` shows it"
+
+
+@contextmanager
+def racing_in(kept: str) -> Iterator[None]:
+    """Around a race: what breaks it off from outside ends it in a sentence that says what is kept and how to see it."""
+    import duckdb
+
+    from arena.load.spool import SpoolError
+    from arena.records.schema import StoreError
+
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except StoreError as error:
+        raise Failure(str(error)) from error
+    except (duckdb.Error, SpoolError) as error:
+        raise Failure(f"The race broke off: {str(error).splitlines()[0].rstrip('.')}; {kept}.") from error
+    except OSError as error:
+        raise Failure(f"The race broke off: {os_words(error)}; {kept}.") from error
+    except (KeyboardInterrupt, asyncio.CancelledError) as error:
+        raise Failure(f"Stopped; {kept}.") from error
+
+
+def end_by_signals() -> None:
+    """Have SIGTERM, and the end of the terminal unless that is ignored (nohup), cancel this task as Ctrl-C does."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 @contextmanager
@@ -62,7 +112,7 @@ def open_store(folder: Path, *, settle: bool = False) -> Iterator[Store]:
     """
     import duckdb
 
-    from arena.load.spool import SpoolError
+    from arena.load.spool import UNREADABLE, SpoolError
     from arena.records.schema import StoreError
     from arena.records.store import Store
 
@@ -81,7 +131,7 @@ def open_store(folder: Path, *, settle: bool = False) -> Iterator[Store]:
             yield store
     except (StoreError, SpoolError) as error:
         raise Failure(str(error)) from error
-    except (duckdb.Error, msgspec.DecodeError) as error:  # not a store of ours, or one that was tampered with
+    except (duckdb.Error, *UNREADABLE) as error:  # not a store of ours, or one that was tampered with
         raise Failure(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
 
 

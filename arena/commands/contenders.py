@@ -14,6 +14,8 @@ import typer
 from msgspec import Meta
 
 from adapters.config import goodgate_home, variable
+from adapters.errors import InvalidRequest
+from adapters.option_errors import read_options
 from adapters.registry import adapter_class
 from adapters.yaml_text import YamlError, read_yaml
 from arena.commands.common import Misuse
@@ -67,8 +69,10 @@ def launched(names: list[str], model: str, options: Mapping[str, Mapping[str, An
             "No engine is installed here; run `goodgate engines install llama_cpp`, or use --targets name=url."
         )
     try:
+        for name in chosen:
+            _refuse_wrong_options(name, options.get(name, {}))
         ModelStore(home).get(model)
-    except ModelMissing as error:
+    except (ModelMissing, InvalidRequest) as error:
         raise Misuse(error.message) from error
     return [
         Contender(
@@ -79,6 +83,15 @@ def launched(names: list[str], model: str, options: Mapping[str, Mapping[str, An
         )
         for name in chosen
     ]
+
+
+def _refuse_wrong_options(name: str, options: Mapping[str, Any]) -> None:
+    """Now, and not when its turn in the race has come."""
+    from adapters.launching.launch import Launchable
+
+    adapter = adapter_class(name)
+    if issubclass(adapter, Launchable):
+        read_options(options, adapter.launch_options(), name, "launch option")
 
 
 def engine_options(values: list[str]) -> dict[str, dict[str, Any]]:

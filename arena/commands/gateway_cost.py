@@ -15,7 +15,7 @@ from rich.console import Console
 
 from adapters.config import goodgate_home
 from adapters.registry import UnknownEngine, adapter_class
-from arena.commands.common import Failure, errors
+from arena.commands.common import Failure, Misuse, errors, finite, racing_in, reported
 from arena.commands.contenders import EngineOption, contenders_of
 from arena.commands.run import card_of, interruptible, load
 
@@ -41,7 +41,8 @@ def gateway_cost(
         str, typer.Option(help="What is sent: a name from configs/scenarios, or a YAML file.")
     ] = "chat",
     rate: Annotated[
-        float | None, typer.Option(min=0.01, max=1000, help="Requests a second. Default: half of a burst's.")
+        float | None,
+        typer.Option(min=0.01, max=1000, callback=finite, help="Requests a second. Default: half of a burst's."),
     ] = None,
     pairs: Annotated[int, typer.Option(min=1, max=100, help="Pairs of cells, in the order d g, g d, d g, ...")] = 4,
     out: Annotated[
@@ -59,18 +60,25 @@ def gateway_cost(
     Example: goodgate arena gateway-cost llama_cpp --quick --pairs 2
     """
     from arena.judging.gateway_cost import costs
+    from arena.race.progress import RaceConsole
     from arena.reports.gateway_cost import gateway_grid
     from arena.reports.report import publish
 
     with errors():
         loaded = load(scenario, quick=quick, model=model)
         is_running = "=" in engine
-        (contender,) = contenders_of(
+        if loaded.scenario.load.closed:
+            raise Misuse("A closed loop has no rate at which both arms could be met; choose another --scenario.")
+        contenders = contenders_of(
             loaded.scenario, None if is_running else engine, [engine] if is_running else [], option or [], None
         )
-        card = card_of(loaded, [contender], out, quick=quick, seed=seed)
-        result = _measure(card, contender, rate, pairs, Console(stderr=as_json))
-        publish(result, card.out)
+        if len(contenders) > 1:
+            raise Misuse(f"{engine!r} names several engines; measure one after the other.")
+        contender = contenders[0]
+        card = card_of(loaded, contenders, out, quick=quick, seed=seed)
+        with racing_in(reported(card.out)):
+            result = _measure(card, contender, rate, pairs, RaceConsole(stderr=as_json))
+            publish(result, card.out)
         found = dict(costs(result))
         if as_json:
             typer.echo(json.dumps({name: msgspec.to_builtins(rows) for name, rows in found.items()}, indent=2))

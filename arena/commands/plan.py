@@ -15,7 +15,7 @@ from rich.console import Console
 
 from adapters.config import goodgate_home
 from adapters.models.model_store import DEFAULT_MODEL
-from arena.commands.common import Failure, Misuse, errors
+from arena.commands.common import Failure, Misuse, errors, finite
 
 if TYPE_CHECKING:
     from arena.evidence.document import Evidence
@@ -38,10 +38,18 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Ttft = Annotated[float, typer.Option("--ttft-ms", min=1, help="The limit on the first token.")]
-Tpot = Annotated[float, typer.Option("--tpot-ms", min=0.1, help="The limit on each token after it.")]
-Percentile = Annotated[float, typer.Option(min=50, max=99.99, help="So many percent of the requests must meet both.")]
-Headroom = Annotated[float, typer.Option(min=0, max=10, help="Plan for arrivals so much faster; 0.2 is 20 %.")]
+Ttft = Annotated[
+    float, typer.Option("--ttft-ms", min=1, max=1e9, callback=finite, help="The limit on the first token.")
+]
+Tpot = Annotated[
+    float, typer.Option("--tpot-ms", min=0.1, max=1e9, callback=finite, help="The limit on each token after it.")
+]
+Percentile = Annotated[
+    float, typer.Option(min=50, max=99.99, callback=finite, help="So many percent of the requests must meet both.")
+]
+Headroom = Annotated[
+    float, typer.Option(min=0, max=10, callback=finite, help="Plan for arrivals so much faster; 0.2 is 20 %.")
+]
 
 
 @app.command()
@@ -50,10 +58,16 @@ def traffic(
     ttft_ms: Ttft = 1000,
     tpot_ms: Tpot = 60,
     percentile: Percentile = 99,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Requests a second; a trace is replayed at it.")] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, max=1e6, callback=finite, help="Requests a second; a trace is replayed at it."),
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="A trace of the Azure, BurstGPT or Mooncake format.")] = None,
     cv: Annotated[
-        float, typer.Option(min=0.05, max=20, help="Without a trace: how uneven gaps are; 1 is Poisson, 3 is bursty.")
+        float,
+        typer.Option(
+            min=0.05, max=20, callback=finite, help="Without a trace: how uneven gaps are; 1 is Poisson, 3 is bursty."
+        ),
     ] = 1.0,
     model: Annotated[
         str | None, typer.Option(help="The model. Default: the only one that there is evidence of.")
@@ -61,7 +75,8 @@ def traffic(
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Mean length; a trace tells its own.")] = None,
     output_tokens: Annotated[int | None, typer.Option(min=1, help="Mean length; a trace tells its own.")] = None,
     shared: Annotated[
-        float | None, typer.Option(min=0, max=1, help="The share of prompt tokens that earlier prompts began with.")
+        float | None,
+        typer.Option(min=0, max=1, callback=finite, help="The share of prompt tokens that earlier prompts began with."),
     ] = None,
     needs: Annotated[
         str | None, typer.Option(help="Capabilities, with commas between: structured_output, tools, logprobs, ...")
@@ -117,7 +132,9 @@ def traffic(
 @app.command()
 def backtest(
     traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Traces.", show_default=False)],
-    goodput: Annotated[float, typer.Option(min=0.001, help="What one replica carries, requests a second.")] = 4.0,
+    goodput: Annotated[
+        float, typer.Option(min=0.001, max=1e6, callback=finite, help="What one replica carries, requests a second.")
+    ] = 4.0,
     rates: Annotated[str, typer.Option(help="Mean rates to replay them at, with commas between.")] = "4,16,64",
     parts: Annotated[
         int, typer.Option(min=2, max=1000, help="Parts of each trace; each meets the plan of those before it.")
@@ -163,7 +180,7 @@ def capacity(
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Of the weights, and of a cache that is not in int8.")] = Dtype.bfloat16,
     memory_share: Annotated[
-        float, typer.Option(min=0.01, max=1, help="Of the device's memory, for weights and cache.")
+        float, typer.Option(min=0.01, max=1, callback=finite, help="Of the device's memory, for weights and cache.")
     ] = 0.9,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON on stdout.")] = False,
 ) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from arena.commands.common import Misuse, errors
+from arena.commands.common import Misuse, errors, finite
 
 if TYPE_CHECKING:
     from arena.load.preview import Preview, Spread
@@ -25,9 +25,14 @@ MOST_BARS = 60
 @app.command()
 def preview(
     scenario: Annotated[str, typer.Argument(help="A scenario's name, or a path to its YAML file.")],
-    rate: Annotated[float | None, typer.Option(help="Requests a second; without it, the search's first rate.")] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, max=100_000, callback=finite, help="Requests a second; without it, the search's first rate."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The race's seed.")] = 0,
-    replicate: Annotated[int, typer.Option(min=0, help="Which repeat of the rate.")] = 0,
+    replicate: Annotated[int, typer.Option(min=0, max=1_000_000, help="Which repeat of the rate.")] = 0,
     request: Annotated[
         int | None,
         typer.Option(min=0, metavar="N", help="Print the body of the N-th request, from 0, and nothing else."),
@@ -57,8 +62,6 @@ def preview(
         if loaded.scenario.load.closed and request is None:
             raise Misuse(f"{scenario} is a closed loop, whose requests have no times; --request N shows what they say.")
         rate_rps = loaded.scenario.search.start_rps if rate is None else rate
-        if not 0.001 <= rate_rps <= 100_000:
-            raise Misuse(f"--rate {rate_rps:g} is no rate; give requests a second between 0.001 and 100000.")
         rung = loaded.scenario.settings.nearest_rung(rate_rps)
         key = CellKey(seed, rung, replicate)
         plan = plan_cell(loaded.scenario, loaded.material, key, cell_id="preview", rate_rps=rate_rps)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import secrets
 import shlex
-import signal
 import sys
 from collections.abc import Coroutine
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from adapters.config import goodgate_home
-from arena.commands.common import Failure, Misuse, errors, new_folder
+from arena.commands.common import Failure, Misuse, end_by_signals, errors, new_folder, racing_in, reported
 from arena.commands.contenders import EngineOption, api_key, contenders_of, controlled, priced
 from arena.commands.tune import BudgetCells, BudgetMinutes, budget_of, tuned
 
@@ -191,36 +190,32 @@ def card_of(
 
 
 def _race(card: RaceCard, *, as_json: bool, events: bool, web: int | None) -> None:
-    import duckdb
-
-    from arena.load.spool import SpoolError
     from arena.race.bakeoff import race
     from arena.race.events import EventLines
-    from arena.race.progress import RaceScreen
+    from arena.race.progress import RaceConsole, RaceScreen
     from arena.race.show import Several
     from arena.race.web import WebError, web_view
     from arena.reports.report import publish, ranking_table
     from arena.reports.summary import summary
 
     names = [contender.name for contender in card.contenders]
-    console = Console(stderr=as_json or events)
+    console = RaceConsole(stderr=as_json or events)
     told = EventLines(typer.echo)
     console.print(_opening(card.scenario, names), highlight=False, soft_wrap=True)
     for sentence in card.material.told:
         console.print(escape(sentence), highlight=False, soft_wrap=True)
-    try:
-        with ExitStack() as stack:
-            if web is not None:
-                url = stack.enter_context(web_view(card.out / "spool", web))
-                console.print(f"Locust's page: {url}", highlight=False)
-            screen = stack.enter_context(RaceScreen(console, names, card.scenario))
-            show = Several([screen, told]) if events else screen
-            result = asyncio.run(interruptible(race(card, show)))
-    except WebError as error:
-        raise Misuse(str(error)) from error
-    except (duckdb.Error, SpoolError) as error:
-        raise Failure(f"The race ended, its files in {card.out} could not be written: {error}") from error
-    publish(result, card.out)
+    with racing_in(reported(card.out)):
+        try:
+            with ExitStack() as stack:
+                if web is not None:
+                    url = stack.enter_context(web_view(card.out / "spool", web))
+                    console.print(f"Locust's page: {url}", highlight=False)
+                screen = stack.enter_context(RaceScreen(console, names, card.scenario))
+                show = Several([screen, told]) if events else screen
+                result = asyncio.run(interruptible(race(card, show)))
+        except WebError as error:
+            raise Misuse(str(error)) from error
+        publish(result, card.out)
     console.print(ranking_table(result))
     console.print(f"Report: {card.out / 'report.html'}", highlight=False, soft_wrap=True)
     if as_json:
@@ -236,10 +231,8 @@ def _race(card: RaceCard, *, as_json: bool, events: bool, web: int | None) -> No
 
 
 async def interruptible(running: Coroutine[Any, Any, RaceResult]) -> RaceResult:
-    """Let SIGTERM end the race as Ctrl-C does: children stopped, partial result written."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    """Let signals end the race as Ctrl-C does: children stopped, partial result written."""
+    end_by_signals()
     return await running
 
 

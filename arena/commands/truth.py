@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from arena.commands.common import Failure, Misuse, errors
+from arena.commands.common import Failure, Misuse, errors, finite
 
 if TYPE_CHECKING:
     from arena.judging.load_truth import TruthRow
@@ -44,11 +44,19 @@ class ErrorRow:
 def truth(
     rates: Annotated[str, typer.Option(help="Requests a second, several with commas between.")] = "10,30,100",
     chunks: Annotated[
-        float, typer.Option(min=0, help="And one row of so many tokens a second in all; 0 leaves it out.")
+        float,
+        typer.Option(
+            min=0,
+            max=1_000_000,
+            callback=finite,
+            help="And one row of so many tokens a second in all; 0 leaves it out.",
+        ),
     ] = 10_000.0,
-    duration: Annotated[float, typer.Option(min=1, help="Seconds of measuring, each cell.")] = 10.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Cells of each rate, in alternating order.")] = 3,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 20,
+    duration: Annotated[
+        float, typer.Option(min=1, max=3600, callback=finite, help="Seconds of measuring, each cell.")
+    ] = 10.0,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Cells of each rate, in alternating order.")] = 3,
+    tokens: Annotated[int, typer.Option(min=2, max=10_000, help="Tokens of each answer.")] = 20,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Load processes that share each cell.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the tables as JSON on stdout.")] = False,
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,7 @@ import typer
 from rich.console import Console
 
 from adapters.registry import adapter_class
-from arena.commands.common import Failure, Misuse, errors
+from arena.commands.common import Failure, Misuse, end_by_signals, errors, finite, racing_in
 from arena.commands.contenders import EngineOption, engine_options, launched, merged, refuse_idle_options
 
 if TYPE_CHECKING:
@@ -35,7 +34,13 @@ BudgetCells = Annotated[
 ]
 BudgetMinutes = Annotated[
     float | None,
-    typer.Option("--tune-minutes", min=0.1, max=10_000, help="Minutes that each engine may spend, starts included."),
+    typer.Option(
+        "--tune-minutes",
+        min=0.1,
+        max=10_000,
+        callback=finite,
+        help="Minutes that each engine may spend, starts included.",
+    ),
 ]
 
 
@@ -67,6 +72,8 @@ def tune(
 
     with errors():
         loaded = load(scenario, quick=quick, model=None)
+        if loaded.scenario.load.closed:
+            raise Misuse("A tuning looks for goodput, which a closed loop does not have; choose another --scenario.")
         chosen = merged(loaded.scenario.options, engine_options(option or []))
         knobs = knobs_of(engine)
         swept = swept_knob(engine, knobs, sweep)
@@ -77,8 +84,9 @@ def tune(
         card = card_of(loaded, contenders, out, quick=quick, seed=seed, suffix=f"tune-{engine}")
         console = Console(stderr=as_json)
         budget = budget_of(cells, minutes, sweeps=len(swept.values) if swept else 0)
-        tuning = asyncio.run(_interruptible(engine, card, chosen.get(engine, {}), budget, console, swept))
-        keep(tuning, card.out)
+        with racing_in(_kept(card.out)):
+            tuning = asyncio.run(_interruptible(engine, card, chosen.get(engine, {}), budget, console, swept))
+            keep(tuning, card.out)
         if as_json:
             typer.echo(json.dumps(tuning.told(), indent=2))
         else:
@@ -100,8 +108,9 @@ def tuned(card: RaceCard, contenders: list[Contender], budget: Budget, console: 
         if contender.process is None:
             found.append(replace(contender, tuning={"words": "An endpoint has its own settings; it was not tuned."}))
             continue
-        tuning = asyncio.run(_interruptible(contender.name, card, contender.flags, budget, console, None))
-        keep(tuning, card.out / "tuning" / contender.name)
+        with racing_in(_kept(card.out)):
+            tuning = asyncio.run(_interruptible(contender.name, card, contender.flags, budget, console, None))
+            keep(tuning, card.out / "tuning" / contender.name)
         if tuning.is_stopped:
             raise Failure(f"The tuning was stopped; what had been tried is in {card.out / 'tuning'}.")
         if tuning.best is None:
@@ -111,6 +120,10 @@ def tuned(card: RaceCard, contenders: list[Contender], budget: Budget, console: 
         again = launched([contender.name], card.scenario.model, {contender.name: options})[0]
         found.append(replace(again, tuning=tuning.told()))
     return found
+
+
+def _kept(out: Path) -> str:
+    return f"each trial is the folder of a race below {out / 'trials'}"
 
 
 def knobs_of(engine: str) -> tuple[Knob, ...]:
@@ -162,9 +175,7 @@ async def _interruptible(
     """Ctrl-C and SIGTERM end it after what has been tried."""
     from arena.race.tuning import Bench, Tuning, next_settings, start_of, sweep_of, tune
 
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    end_by_signals()
     knobs = knobs_of(engine)
     tuning = Tuning(engine=engine, knobs=knobs, start=start_of(knobs, options), budget=budget)
     if not knobs:
@@ -175,7 +186,11 @@ async def _interruptible(
 
     with console.status(f"tuning {engine}") as status:
         bench = Bench(
-            card=card, contender=contender, options=options, show=Told(status.update), folder=card.out / "trials"
+            card=card,
+            contender=contender,
+            options=options,
+            show=Told(status.update),
+            folder=card.out / "trials" / engine,  # engines have knobs of one name
         )
 
         async def attempt(settings: dict[str, int], cells: int) -> Trial:

@@ -86,6 +86,9 @@ def repeated_share(hash_ids: tuple[tuple[int, ...], ...]) -> float:
 
 def burstiness(load: Load, window_s: float) -> Burstiness:
     times = load.arrivals_s - load.arrivals_s[0]
-    counts = np.bincount((times / window_s).astype(np.int64))
-    mean = float(counts.mean())
-    return Burstiness(window_s, round(float(counts.max()) / mean, 2), round(float(counts.var()) / mean, 2))
+    places = (times / window_s).astype(np.int64)
+    windows = int(places.max()) + 1  # empty ones, of which a year has many, are counted and not made
+    counts = np.unique(places, return_counts=True)[1].astype(np.float64)
+    mean = len(times) / windows
+    variance = float((counts**2).sum()) / windows - mean**2
+    return Burstiness(window_s, round(float(counts.max()) / mean, 2), round(variance / mean, 2))

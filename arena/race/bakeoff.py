@@ -19,16 +19,21 @@ from arena.judging.results import RaceResult
 from arena.race.card import RaceCard
 from arena.race.course import Course
 from arena.race.show import Show
+from arena.records.schema import StoreError
 from arena.records.store import Store
 from arena.records.verdicts import search_rows, verdict_rows
 
 
 async def race(card: RaceCard, show: Show, course_of: Callable[[RaceCard, Store, Show], Course] = Course) -> RaceResult:
     """Run a race to its end, or to its interruption, and return what the store then says. `course_of` makes another
-    course than the search for goodput. Raises `ClientUnfit` where the client cannot measure here.
+    course than the search for goodput. Raises `ClientUnfit` where the client cannot measure here, and `StoreError`
+    where the folder holds a race.
     """
     (card.out / "spool").mkdir(parents=True, exist_ok=True)
-    with Store(card.out / "arena.duckdb") as store:
+    database = card.out / "arena.duckdb"
+    if database.exists():
+        raise StoreError(f"{database} holds a race already, and two in one store would be judged as one.")
+    with Store(database) as store:
         course = course_of(card, store, show)
         course.write_down()
         is_complete = False
@@ -37,7 +42,7 @@ async def race(card: RaceCard, show: Show, course_of: Callable[[RaceCard, Store,
                 await course.calibrate_client()
             await course.run()
             is_complete = True
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, BrokenPipeError):  # interrupted, or nobody looks on any more
             _stay_alive()
         finally:
             await course.stop_engines()

@@ -9,7 +9,9 @@ clock.
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -87,6 +89,17 @@ class Standing:
             held = did_hold(cell, percentile)
             drawn.append(BARS[round(height * (len(BARS) - 1))] + ("✓" if held else "✗"), "green" if held else "red")
         return drawn
+
+
+class RaceConsole(Console):
+    """Raises `BrokenPipeError` where nobody reads any more, so that the race ends in its order, and is quiet then."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())  # what is still held cannot be said either
+        os.close(nowhere)
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 class RaceScreen:

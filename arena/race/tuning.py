@@ -226,7 +226,7 @@ def trial_card(card: RaceCard, contender: Contender, cells: int, out: Path) -> R
     """The race of one trial: this engine alone, once through, in so many cells; seed and plans as in all others."""
     return replace(
         card,
-        run_id=f"{card.run_id}-{out.name}",
+        run_id=f"{card.run_id}-{contender.name}-{out.name}",
         scenario=trial_scenario(card.scenario, cells),
         contenders=[contender],
         out=out,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from arena.commands.cli import app
 from arena.commands.contenders import merged
+from arena.load import scripted_engine
 from arena.records.store import Store
 from tests.arena.race.test_bakeoff import scripted
 
@@ -357,3 +359,94 @@ def test_a_store_that_makes_no_sense_is_told_and_not_traced(
     result = CliRunner().invoke(app, [command, str(tmp_path)])
     assert result.exit_code == 1, result.exception
     assert "goodgate arena:" in result.output
+
+
+def test_who_looks_no_longer_ends_the_race_and_keeps_its_result(server: str, scenario: Path, tmp_path: Path) -> None:
+    """`goodgate arena run ... | head -1`: no traceback, no race that goes on for nobody, a report of what it has."""
+    out = tmp_path / "race"
+    command = [*race_command(server, scenario, out), "--events"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while "cell_judged" not in process.stdout.readline():
+            pass
+        process.stdout.close()
+        complaint = process.stderr.read()
+        assert process.wait(timeout=30) == 1
+    assert "Traceback" not in complaint
+    assert "BrokenPipe" not in complaint
+    document = json.loads((out / "summary.json").read_text())
+    assert document["valid"] is False
+    assert document["engines"][0]["goodput_rps"] >= 2
+    assert arena("check", str(out)).returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [("report",), ("check",)])
+def test_a_reader_that_has_gone_is_no_error_of_the_output_folder(
+    finished: tuple[Path, str], arguments: tuple[str, ...]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*ARENA, *arguments, str(finished[0])], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_terminal_without_our_characters_is_shown_others(finished: tuple[Path, str]) -> None:
+    command = [sys.executable, "-m", "goodgate", "arena", "report", str(finished[0])]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "20", "NO_COLOR": "1"}
+    done = subprocess.run(command, capture_output=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+
+
+def test_a_race_whose_terminal_is_closed_leaves_its_report(server: str, scenario: Path, tmp_path: Path) -> None:
+    out = tmp_path / "race"
+    with start_a_race(server, scenario, out) as process:
+        process.send_signal(signal.SIGHUP)
+        rest, complaint = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "The race was interrupted" in complaint
+    assert "Traceback" not in complaint + rest
+    assert json.loads((out / "summary.json").read_text())["engines"][0]["goodput_rps"] >= 2
+
+
+@pytest.mark.parametrize("num_bytes", [3_000, 30_000])
+def test_a_race_on_a_full_disk_says_what_it_has_kept(
+    server: str, scenario: Path, tmp_path: Path, num_bytes: int
+) -> None:
+    """No file may grow beyond so many bytes."""
+    out = tmp_path / "race"
+    limits = (num_bytes, num_bytes)
+    done = subprocess.run(
+        race_command(server, scenario, out),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits),
+    )
+    assert done.returncode == 1
+    assert f"what had ended is kept, and `goodgate arena report {out}` shows it" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_two_races_in_one_folder_do_not_mix(server: str, scenario: Path, tmp_path: Path) -> None:
+    """Started in the same moment, both find the folder empty."""
+    out = tmp_path / "race"
+    with start_a_race(server, scenario, out) as first:
+        second = CliRunner().invoke(app, race_command(server, scenario, out)[3:])
+        first.communicate(timeout=60)
+    assert first.returncode == 0
+    assert second.exit_code == 2
+    assert "already holds a race" in second.output
+    assert arena("check", str(out)).returncode == 0
+
+
+def test_a_proxy_of_the_machine_has_no_part_in_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`http_proxy` is for addresses elsewhere; through it the calibration found nobody."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with scripted_engine.running() as engine:
+        assert engine.take_log().requests == {}

@@ -84,6 +84,12 @@ def test_burstiness_is_told_by_the_fullest_window_and_the_dispersion_of_counts()
     assert bursty.peak_over_mean > 2 * poisson.peak_over_mean / 1.5
 
 
+def test_a_load_of_a_year_in_windows_of_a_millisecond_needs_no_memory_for_the_empty_ones() -> None:
+    found = burstiness(steady(rate_rps=0.001), 0.001)  # 2 * 10^10 windows
+    assert found.peak_over_mean == pytest.approx(1e6, rel=0.05)
+    assert found.dispersion == pytest.approx(1.0, abs=0.01)
+
+
 def test_a_trace_tells_its_lengths_its_rate_and_what_its_prompts_share() -> None:
     lines = [
         '{"timestamp": 0, "input_length": 1024, "output_length": 10, "hash_ids": [1, 2]}',

@@ -20,10 +20,14 @@ from adapters.launching.knobs import Knob
 from adapters.launching.launch import EngineProcess, Launchable, LaunchSpec, free_port
 from adapters.option_errors import read_options
 from adapters.registry import adapter_class
+from arena.commands import tune as tune_command
 from arena.commands.cli import app
-from arena.commands.common import Misuse
+from arena.commands.common import Failure, Misuse
 from arena.commands.tune import budget_of, knobs_of, swept_knob
-from arena.race.card import Contender
+from arena.judging.results import RaceResult
+from arena.race import tuning
+from arena.race.bakeoff import race
+from arena.race.card import Contender, RaceCard
 from arena.race.config import installations
 from arena.race.tuning import (
     Bench,
@@ -37,6 +41,7 @@ from arena.race.tuning import (
     trial_scenario,
     tune,
 )
+from arena.records.schema import StoreError
 from arena.reports.raced import tuning_words
 from arena.reports.tuning import tuning_markdown, tuning_picture, tuning_table
 from tests.arena.race.test_bakeoff import PACE, SCENARIO, Log, card
@@ -212,3 +217,32 @@ def test_the_deeper_of_two_batches_is_found_over_processes(tmp_path: Path) -> No
     assert {folder.name for folder in (tmp_path / "trials").iterdir()} == {"max_concurrent=1", "max_concurrent=8"}
     assert msgspec.json.decode(msgspec.json.encode(done.told()))["found"] == {"max_concurrent": 8}
     assert next_settings(done) is None
+
+
+def test_engines_whose_knobs_have_one_name_are_not_tuned_in_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one's trial was judged with the first one's cells beside it, and got the better one's goodput."""
+    folders = []
+
+    async def stopped(card: RaceCard, show: object) -> RaceResult:
+        folders.append(card.out)
+        raise asyncio.CancelledError
+
+    contenders = [Contender(name=name, process=lambda: pytest.fail("it is not started")) for name in ("a", "b")]
+    monkeypatch.setattr(tuning, "race", stopped)
+    monkeypatch.setattr(tune_command, "launched", lambda names, model, options: contenders)
+    monkeypatch.setattr(tune_command, "knobs_of", lambda engine: (DEPTH,))
+    race_card = card(tmp_path / "race", contenders, text=SCENARIO)
+    for contender in contenders:
+        with pytest.raises(Failure, match="The tuning was stopped"):
+            tune_command.tuned(race_card, [contender], Budget(cells=2, per_trial=2), Console(file=io.StringIO()))
+    assert len(set(folders)) == 2
+
+
+def test_a_race_is_not_run_into_the_folder_of_another(tmp_path: Path) -> None:
+    """Two in one store would be judged as one."""
+    (tmp_path / "arena.duckdb").touch()
+    with pytest.raises(StoreError, match="holds a race already"):
+        asyncio.run(race(card(tmp_path, []), Log()))
+    assert (tmp_path / "arena.duckdb").stat().st_size == 0
