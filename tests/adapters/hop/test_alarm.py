@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.wire.hop.alarm import LAST_LOOK_S, Alarm, patiently
+from adapters.wire.hop.alarm import LAST_LOOK_S, MOST_LOOKS, Alarm, patiently
 
 
 class Clock(asyncio.AbstractEventLoop):
@@ -124,3 +124,37 @@ async def test_f27_what_was_done_while_the_loop_stood_still_was_in_time() -> Non
             there.send(b"x")
             time.sleep(0.1)  # noqa: ASYNC251 - that is the fault
             assert await reading == b"x"
+
+
+@pytest.mark.replay("F27")
+async def test_f27_what_takes_several_turns_is_in_time_where_each_turn_of_the_loop_is_slow() -> None:
+    """Two hundred requests that begin at once make turns of half a second; connecting takes four of them."""
+    loop = asyncio.get_running_loop()
+
+    def busy() -> None:
+        nonlocal handle
+        time.sleep(0.05)
+        handle = loop.call_soon(busy)
+
+    handle = loop.call_soon(busy)
+    try:
+        async with patiently(loop.time() + 0.06):
+            for _ in range(4):
+                await asyncio.sleep(0)
+        with pytest.raises(TimeoutError):  # but not for ever
+            async with patiently(loop.time() + 0.06):
+                await asyncio.sleep(60)
+    finally:
+        handle.cancel()
+
+
+def test_a_loop_that_is_always_late_does_not_keep_a_deadline_from_passing() -> None:
+    clock, rung = Clock(), list[float]()
+    alarm = Alarm(clock, lambda: rung.append(clock.time()))
+    alarm.set(1)
+    for look in range(MOST_LOOKS):
+        assert not rung, look
+        clock.now = clock.timers[0].when() + 0.5
+        clock.timers.pop()._run()
+    clock.advance(clock.now + 10)
+    assert len(rung) == 1
