@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.wire.hop.alarm import LAST_LOOK_S, MOST_LOOKS, Alarm, patiently
+from adapters.wire.hop.alarm import LAST_LOOK_S, Alarm, patiently
 
 
 class Clock(asyncio.AbstractEventLoop):
@@ -39,6 +39,9 @@ class Clock(asyncio.AbstractEventLoop):
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self.timers.append(timer)
         return timer
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]
+        return self.call_at(self.now, callback, *args, context=context)
 
     def advance(self, until: float) -> None:
         while due := [timer for timer in self.timers if not timer.cancelled() and timer.when() <= until]:
@@ -139,22 +142,10 @@ async def test_f27_what_takes_several_turns_is_in_time_where_each_turn_of_the_lo
     handle = loop.call_soon(busy)
     try:
         async with patiently(loop.time() + 0.06):
-            for _ in range(4):
+            for _ in range(8):
                 await asyncio.sleep(0)
         with pytest.raises(TimeoutError):  # but not for ever
             async with patiently(loop.time() + 0.06):
                 await asyncio.sleep(60)
     finally:
         handle.cancel()
-
-
-def test_a_loop_that_is_always_late_does_not_keep_a_deadline_from_passing() -> None:
-    clock, rung = Clock(), list[float]()
-    alarm = Alarm(clock, lambda: rung.append(clock.time()))
-    alarm.set(1)
-    for look in range(MOST_LOOKS):
-        assert not rung, look
-        clock.now = clock.timers[0].when() + 0.5
-        clock.timers.pop()._run()
-    clock.advance(clock.now + 10)
-    assert len(rung) == 1
