@@ -225,6 +225,7 @@ _DEFAULTS: dict[str, tuple[object, ...]] = {
     "min_tokens": (0,),
     "ignore_eos": (False,),
     "logit_bias": ({},),
+    "bad_words": ([],),
     "suffix": ("",),
     "stop": ([],),
     "tools": ([],),

@@ -7,7 +7,8 @@ Messages and tools become text through the model's own chat template, text becom
 are forks of one request, whose prompt is computed once. Tool calls are read out of the text,
 where no special token, which the engine does not give out, marks a call; a template that makes nothing of tools gets
 turns that describe them. Grammars hold an answer to its `response_format`, a forced call to its tool's parameters, and
-a free one where a tool is strict. What they cannot express is refused.
+a free one where a tool is strict. What they cannot express is refused. Log-probabilities are those of the model itself,
+before temperature, penalties, biases and grammars.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -57,6 +58,7 @@ from adapters.tools.tool_calls import (
 from adapters.types import (
     ChatRequest,
     Chunk,
+    CompletionRequest,
     Continuation,
     GenerateRequest,
     Progress,
@@ -64,10 +66,12 @@ from adapters.types import (
     Tokens,
     Usage,
 )
+from adapters.wire.told_tokens import Candidates, Echo, Likely, ToldToken, as_chat, as_completion
 
 if TYPE_CHECKING:
     from native_engine.async_engine import AsyncEngine, Delta, Replay
     from native_engine.errors import EngineError as NativeError
+    from native_engine.logprobs import Logprobs
     from native_engine.sampling_params import Grammar, SamplingParams
 
 LONG_PROMPT_CHARS = 20_000  # about 5 ms of rendering or tokenising: longer ones go to a thread; other streams go on
@@ -120,7 +124,8 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         usage_so_far=True,
         parameters=frozenset(
             {"max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "n", "seed"}
-            | {"temperature", "top_p", "top_k", "min_p"}
+            | {"temperature", "top_p", "top_k", "min_p", "logit_bias", "bad_words"}
+            | {"logprobs", "top_logprobs", "echo", "best_of"}
             | {"presence_penalty", "frequency_penalty", "repetition_penalty", "response_format", "continuation"}
         ),
         tokenize=True,
@@ -245,7 +250,7 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
     async def generate(self, request: GenerateRequest, *, request_id: str) -> AsyncGenerator[Chunk, None]:
         self.check_parameters(request)
         offer = offered(request, self.engine)
-        account = _Account(request.num_choices)
+        account = _Account(num_candidates(request))
         pieces = await self._pieces(request, self._running())
         grammar = self._grammar_of(request, offer)
         chunks = self._chunks(request, pieces, grammar, request_id, account)
@@ -279,7 +284,9 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
             prompt_ids = await self._encode(engine, request, pieces)
             _check_prompt(len(prompt_ids), request, engine.max_model_len)
             teller = _teller(request, prompt_ids, engine.identity)
-            params = [params_of(request, index, grammar) for index in range(request.num_choices)]
+            params = [params_of(request, index, grammar) for index in range(account.num_choices)]
+            wording = _Wording(request, engine, prompt_ids)
+            candidates = Candidates(account.num_choices) if account.num_choices > request.num_choices else None
             async with contextlib.aclosing(
                 engine.generate_choices(
                     prompt_ids,
@@ -293,18 +300,21 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
                     account.add(index, delta)
                     if teller is not None:
                         teller.add(delta.token_ids)
-                    if delta.text or delta.finish_reason is not None:
-                        yield Chunk(
-                            index=index,
-                            text=delta.text,
-                            finish_reason=delta.finish_reason,
-                            stop_string=delta.stop_string,
-                            progress=None if teller is None or delta.finish_reason else teller.progress(),
-                        )
+                    if delta.prompt_logprobs and not wording.knows_prompt:
+                        await asyncio.to_thread(wording.read_prompt, delta.prompt_logprobs)
+                    for chunk in wording.chunks(index, delta, teller):
+                        if candidates is None:
+                            yield chunk
+                        else:
+                            candidates.add(chunk)
+                    if candidates is not None:
+                        candidates.rate(index, delta.cumulative_logprob, delta.num_output_tokens)
         except NativeError as error:
             raise _translated(error, request, has_begun=account.has_begun) from error
         if not account.is_complete:
             raise StreamInterrupted("The native engine ended a request without a finish reason.")
+        for chunk in () if candidates is None else candidates.best(request.num_choices):
+            yield chunk
         yield Chunk(usage=account.usage())
 
     async def _pieces(self, request: GenerateRequest, engine: AsyncEngine) -> list[str]:
@@ -355,6 +365,56 @@ class Adapter(Launchable, EngineAdapter[NativeOptions]):
         return None if source is None else Grammar("lark", source)
 
 
+class _Wording:
+    """The deltas of one request as chunks: behind the echo of its prompt, and with log-probabilities in the form of its
+    route, where they are wanted."""
+
+    def __init__(self, request: GenerateRequest, engine: AsyncEngine, prompt_ids: list[int]) -> None:
+        self._engine = engine
+        self._prompt_ids = prompt_ids
+        self._in_form = as_chat if isinstance(request, ChatRequest) else as_completion
+        self._tells_logprobs = num_logprobs(request) is not None
+        self._echo: Echo | None = None
+        if isinstance(request, CompletionRequest) and request.echo is True:
+            prompt = request.prompt
+            self._echo = Echo(
+                prompt if isinstance(prompt, str) else engine.decode(prompt_ids, with_special_tokens=True)
+            )
+        self._begun: set[int] = set()
+        self.knows_prompt = False
+
+    def read_prompt(self, logprobs: Sequence[Logprobs]) -> None:
+        """`logprobs`: of all its tokens but the first, which nothing stands before."""
+        self.knows_prompt = True
+        if self._echo is not None:
+            first = (self._engine.spell(self._prompt_ids[0]), None, ())
+            self._echo.tell([first, *(self._spelled(told) for told in logprobs)])
+
+    def chunks(self, index: int, delta: Delta, teller: _Teller | None) -> Iterator[Chunk]:
+        if self._echo is not None and index not in self._begun:
+            self._begun.add(index)
+            yield from self._echo.chunks(index)
+        if delta.text or delta.finish_reason is not None:
+            yield Chunk(
+                index=index,
+                text=delta.text,
+                logprobs=self._in_form(self._told(delta)) if delta.logprobs and self._tells_logprobs else None,
+                finish_reason=delta.finish_reason,
+                stop_string=delta.stop_string,
+                progress=None if teller is None or delta.finish_reason else teller.progress(),
+            )
+
+    def _told(self, delta: Delta) -> Iterator[ToldToken]:
+        start = 0 if self._echo is None else len(self._echo.text)
+        for placed in delta.logprobs:
+            raw, logprob, top = self._spelled(placed.of)
+            yield ToldToken(raw, start + placed.offset, logprob, top)
+
+    def _spelled(self, told: Logprobs) -> tuple[bytes, float, Sequence[Likely]]:
+        spell = self._engine.spell
+        return spell(told.token_id), told.logprob, [Likely(spell(each), logprob) for each, logprob in told.top]
+
+
 class _Teller:
     """Tells the tokens of a generation that may have to be continued elsewhere."""
 
@@ -394,6 +454,7 @@ class _Account:
     """What the choices of one request have used. The prompt counts once."""
 
     def __init__(self, num_choices: int) -> None:
+        self.num_choices = num_choices
         self._num_output_tokens = [0] * num_choices
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
@@ -427,7 +488,40 @@ def params_of(request: GenerateRequest, index: int, grammar: Grammar | None = No
         given["top_k"] = max(given["top_k"], 0)
     if "seed" in given:
         given["seed"] = (given["seed"] + index) % 2**63
-    return SamplingParams(max_tokens=request.token_limit, stop=tuple(request.stop_strings), grammar=grammar, **given)
+    wanted = num_logprobs(request)
+    return SamplingParams(
+        max_tokens=request.token_limit,
+        stop=tuple(request.stop_strings),
+        grammar=grammar,
+        logit_bias=tuple((int(token), bias) for token, bias in request.logit_bias.items())
+        if isinstance(request.logit_bias, dict)
+        else (),
+        bad_words=tuple(request.bad_words) if isinstance(request.bad_words, list) else (),
+        logprobs=0 if wanted is None and num_candidates(request) > request.num_choices else wanted,
+        prompt_logprobs=wanted if isinstance(request, CompletionRequest) and request.echo is True else None,
+        **given,
+    )
+
+
+def num_logprobs(request: GenerateRequest) -> int | None:
+    """How many alternatives are to be told beside each token's log-probability; None where none is to be told."""
+    if isinstance(request, CompletionRequest):
+        return request.logprobs if isinstance(request.logprobs, int) else None
+    num_top = request.top_logprobs if isinstance(request.top_logprobs, int) else 0
+    if num_top and request.logprobs is not True:
+        raise InvalidRequest("`top_logprobs` needs `logprobs: true`.", param="top_logprobs")
+    return num_top if request.logprobs is True else None
+
+
+def num_candidates(request: GenerateRequest) -> int:
+    """How many answers are made, of which `n` are given."""
+    if not isinstance(request, CompletionRequest) or not isinstance(request.best_of, int):
+        return request.num_choices
+    if request.best_of < request.num_choices:
+        raise InvalidRequest(
+            f"`best_of` must be at least `n` ({request.num_choices}), not {request.best_of}.", param="best_of"
+        )
+    return request.best_of
 
 
 _SAMPLING_FIELDS = (

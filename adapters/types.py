@@ -41,6 +41,7 @@ Label: TypeAlias = Annotated[str, Meta(max_length=4096)]  # what says nothing ab
 Metadata: TypeAlias = Annotated[  # OpenAI's bounds
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
+BadWord: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 Text: TypeAlias = Annotated[str, Meta(max_length=16 << 20)]
 
@@ -203,6 +204,7 @@ class GenerationFields(Struct, kw_only=True, forbid_unknown_fields=True, dict=Tr
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | UnsetType | None = UNSET
     ignore_eos: bool | UnsetType | None = UNSET
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=4096)] | UnsetType | None = UNSET
+    bad_words: Annotated[list[BadWord], Meta(max_length=128)] | UnsetType | None = UNSET
     stream: bool | UnsetType | None = UNSET
     stream_options: StreamOptions | UnsetType | None = UNSET
     user: Label | UnsetType | None = UNSET

@@ -28,10 +28,11 @@ from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
 from native_engine.config import EngineConfig
-from native_engine.detokenizer import OutputText
+from native_engine.detokenizer import OutputText, Piece, PlacedLogprobs
 from native_engine.engine import Choice, Stats, StepOutput
 from native_engine.errors import EngineError, EngineStopped, GrammarFailed, InvalidParams, StepFailed, TooLate
 from native_engine.loading import LoadedModel, load
+from native_engine.logprobs import Logprobs
 from native_engine.sampling_params import Grammar, SamplingParams
 from native_engine.sequence import Matcher
 from native_engine.structured import GrammarCompiler
@@ -50,6 +51,9 @@ class Delta:
     num_output_tokens: int
     num_cached_tokens: int
     stop_string: str | None = None  # the one that ended it
+    logprobs: SequenceOf[PlacedLogprobs] = ()  # of the tokens that make `text`: not that of the token that stopped it
+    cumulative_logprob: float = 0.0  # of all tokens so far, that one too; where log-probabilities are wanted
+    prompt_logprobs: SequenceOf[Logprobs] = ()  # with the first delta: of the prompt's tokens but the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +82,34 @@ class _Stream:
     index: int = 0  # among the choices that share `news`
     num_output_tokens: int = 0  # those that it goes on after count too
     num_replayed: int = 0  # and are the end of the prompt that the engine sees
+    cumulative_logprob: float = 0.0
 
     def take(self, output: StepOutput) -> Delta:
         """Turn a step's tokens into text. The token that ended a request is counted, but is not part of its text. Of
         several tokens none is left behind a stop string: one at a time, they would not have come."""
         stopped_by_token = output.finish_reason == "stop"
-        piece = self.text.feed(output.token_ids[:-1] if stopped_by_token else output.token_ids)
+        fed = output.token_ids[:-1] if stopped_by_token else output.token_ids
+        piece = self.text.feed(fed, output.logprobs)
         token_ids = output.token_ids if piece.stop is None else output.token_ids[: piece.num_tokens]
         self.num_output_tokens += len(token_ids)
+        self.cumulative_logprob += sum(told.logprob for told in output.logprobs[: len(token_ids)])
         reason: Literal["stop", "length"] | None = None
         if piece.stop is not None or stopped_by_token:
             reason = "stop"
         elif output.finish_reason == "length":
             reason = "length"
-        held = self.text.finish() if reason and piece.stop is None else ""
+        rest = self.text.finish() if reason and piece.stop is None else Piece("")
         return Delta(
-            text=piece.text + held,
+            text=piece.text + rest.text,
             token_ids=token_ids,
             finish_reason=reason,
             stop_string=piece.stop,
             num_prompt_tokens=output.num_prompt_tokens - self.num_replayed,
             num_output_tokens=self.num_output_tokens,
             num_cached_tokens=min(output.num_cached_tokens, output.num_prompt_tokens - self.num_replayed),
+            logprobs=[*piece.logprobs, *rest.logprobs],
+            cumulative_logprob=self.cumulative_logprob,
+            prompt_logprobs=output.prompt_logprobs,
         )
 
 
@@ -173,6 +183,10 @@ class AsyncEngine:
 
     def decode(self, ids: SequenceOf[int], *, with_special_tokens: bool = False) -> str:
         return self._tokenizer.decode(ids, with_special_tokens=with_special_tokens)
+
+    def spell(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; of a special one, its name."""
+        return self._tokenizer.spell(token_id)
 
     @property
     def vocab_size(self) -> int:
@@ -410,8 +424,10 @@ def _replay(after: Replay, stream: _Stream) -> None:
     """Brings the text to where it was: half a character and the possible start of a stop string are held back again.
     Only what the tokens alone decide can be gone on with exactly."""
     params = stream.params
-    if not params.is_greedy or params.has_penalties or params.grammar is not None:
-        raise InvalidParams("continuation needs a temperature of 0, no penalties and no response_format.")
+    if not params.is_greedy or params.has_penalties or params.grammar is not None or params.bad_words:
+        raise InvalidParams("continuation needs a temperature of 0, no penalties, no bad_words and no response_format.")
+    if params.logprobs is not None or params.prompt_logprobs is not None:
+        raise InvalidParams("continuation does not go with logprobs: those of its beginning are gone.")
     piece = stream.text.feed(after.ids)
     if piece.stop is not None or len(piece.text) != after.num_chars:
         raise InvalidParams("continuation does not fit: its ids give another text here.")

@@ -16,12 +16,13 @@ import secrets
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from native_engine.blocks import BlockPool
 from native_engine.config import SchedulerConfig
 from native_engine.errors import InvalidParams, StepFailed
+from native_engine.logprobs import Logprobs
 from native_engine.memory import Costs
 from native_engine.pacing import NO_TARGETS, Pace, Targets
 from native_engine.sampling_params import SamplingParams
@@ -63,6 +64,10 @@ class StepOutput:
     finish_reason: FinishReason | None
     num_prompt_tokens: int
     num_cached_tokens: int
+    logprobs: list[Logprobs] = field(default_factory=list)  # of `token_ids`, where wanted
+    prompt_logprobs: list[Logprobs] = field(
+        default_factory=list
+    )  # beside the first token: of the prompt's, but the first
     failure: str = ""  # beside the finish reason "error"
     expected_ttft_s: float = 0.0  # beside the finish reason "late"
 
@@ -149,6 +154,8 @@ class Engine:
         first, *rest = (
             self._sequence(list(prompt_ids), choice, keys) for choice in (Choice(request_id, params, matcher), *others)
         )
+        if any(choice.params.prompt_logprobs != params.prompt_logprobs for choice in others):
+            raise InvalidParams("prompt_logprobs must be the same for all answers to a prompt.")
         first.branches = rest
         self._scheduler.add(first, self._clock())
 
@@ -166,6 +173,8 @@ class Engine:
             raise InvalidParams("grammar must be None where a request is forked.")
         if params.max_tokens is not None and parent.num_output_tokens >= params.max_tokens:
             raise InvalidParams(f"max_tokens must be above the {parent.num_output_tokens} tokens that are there.")
+        if params.prompt_logprobs != parent.params.prompt_logprobs:
+            raise InvalidParams("prompt_logprobs must be the parent's.")
         child = self._sequence(parent.prompt_ids, Choice(child_id, params), parent.cache_keys)
         child.token_ids = list(parent.token_ids)
         self._scheduler.fork(parent, child)
@@ -175,6 +184,7 @@ class Engine:
         if (choice.matcher is None) != (params.grammar is None):
             raise InvalidParams("grammar must come with a matcher of it, and a matcher with its grammar.")
         self._check_token_ids("stop_token_ids", params.stop_token_ids)
+        self._check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
         return Sequence(
             choice.request_id,
             prompt_ids,
@@ -281,5 +291,7 @@ def _output(chunk: ScheduledChunk) -> StepOutput:
         sequence.status.finish_reason,
         sequence.num_prompt_tokens,
         sequence.num_cached_tokens,
+        chunk.logprobs[: len(chunk.new_ids)],
+        sequence.prompt_logprobs if sequence.num_output_tokens == len(chunk.new_ids) else [],
         sequence.failure,
     )

@@ -6,6 +6,7 @@ loaded.engine.add("a", loaded.tokenizer.encode("Once"), SamplingParams(max_token
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def load(path: Path, config: EngineConfig, *, kernel_cache: Path | None = None) 
     small = None if config.draft_model is None else _open_draft_model(config.draft_model, checkpoint, tokenizer)
     model = make_model(checkpoint, config, kernel_cache=kernel_cache)
     draft = None if small is None else make_model(small, _draft_config(config), kernel_cache=kernel_cache)
-    engine = make_engine(model, config, draft)
+    engine = make_engine(model, config, draft, token_bytes=tokenizer.token_bytes)
     identity = identity_of(path, config, model, engine.max_len)
     return LoadedModel(engine, tokenizer, checkpoint.config, engine.max_len, identity)
 
@@ -92,15 +93,17 @@ def make_model(checkpoint: Checkpoint, config: EngineConfig, *, kernel_cache: Pa
     return Decoder(checkpoint, dtype, backend, max_position=longest)
 
 
-def make_engine(model: Decoder, config: EngineConfig, draft: Decoder | None = None) -> Engine:
+def make_engine(
+    model: Decoder, config: EngineConfig, draft: Decoder | None = None, *, token_bytes: SequenceOf[bytes] = ()
+) -> Engine:
     """An engine with a cache of its own around `model`: token ids in, token ids out. `draft`: the loaded
-    `config.draft_model`, exactly where there is one."""
+    `config.draft_model`, exactly where there is one. `token_bytes`: what bad words need."""
     if model.cache_dtype != cache_dtype(config):
         raise InvalidParams(f"kv_cache_dtype must be what the model was made for, not {config.kv_cache_dtype!r}.")
     cache = KVCache.allocate(model.config, pool_blocks(model.config, config), config.block_size, model.cache_dtype)
     host = _host_cache(model, config)
     costs = Costs()
-    sampler = Sampler(model.config.eos_token_ids)
+    sampler = Sampler(model.config.eos_token_ids, token_bytes)
     runner = ModelRunner(model, cache, sampler, num_threads=config.num_threads, host=host, costs=costs)
     return Engine(
         _scheduler_config(model.config, config),

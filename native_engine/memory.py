@@ -144,9 +144,11 @@ class Memory:
 
     def match(self, sequence: Sequence) -> list[int]:
         """What the prefix cache has *now* of what follows the sequence's own blocks. Never the last token: its row of
-        logits is what the step is for."""
+        logits is what the step is for; and nothing of a prompt all of whose logits are wanted."""
         held = len(sequence.block_table)
         if not self._config.enable_prefix_caching or sequence.num_computed_tokens != held * self.pool.block_size:
+            return []
+        if sequence.needs_whole_prompt:
             return []
         self._extend_hashes(sequence)
         num_usable_blocks = (sequence.num_tokens - 1) // self.pool.block_size

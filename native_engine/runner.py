@@ -15,7 +15,7 @@ import torch
 from native_engine.attention.base import KVCache, StepBatch
 from native_engine.memory import Costs
 from native_engine.models.decoder import Decoder
-from native_engine.sampler import Sampler
+from native_engine.sampler import Sampler, logprobs_of
 from native_engine.step import BlockCopy, Moves, ScheduledChunk, StepPlan
 
 
@@ -51,15 +51,21 @@ class ModelRunner:
         self._move_blocks(plan.moves)
         token_ids = torch.tensor([token for chunk in plan.chunks for token in chunk.token_ids])
         batch = lay_out(plan.chunks, self._cache.block_size)
-        logits = self._model.forward(token_ids, batch, self._cache, sampled_rows(plan.chunks))
+        told = prompt_rows(plan.chunks)
+        logits = self._model.forward(token_ids, batch, self._cache, torch.cat([told, sampled_rows(plan.chunks)]))
         if logits is None:
             return [[] for _ in plan.chunks]
+        _tell_prompts(plan.chunks, logits)
+        logits = logits[len(told) :]
         # Behind a draft a row is sampled as if all of the draft held; where it does not, nobody looks at the row.
-        states = [
-            chunk.sequence.ahead(chunk.draft_ids[:count]) for chunk in plan.chunks for count in range(chunk.num_sampled)
-        ]
-        tokens = iter(self._sampler.sample(logits, states))
-        return [list(islice(tokens, chunk.num_sampled)) for chunk in plan.chunks]
+        sampling = [(chunk, count) for chunk in plan.chunks for count in range(chunk.num_sampled)]
+        states = [chunk.sequence.ahead(chunk.draft_ids[:count]) for chunk, count in sampling]
+        tokens = self._sampler.sample(logits, states)
+        for row, (chunk, _) in enumerate(sampling):
+            if (num_top := chunk.sequence.params.logprobs) is not None:
+                chunk.logprobs.append(logprobs_of(logits[row], tokens[row], num_top))
+        rest = iter(tokens)
+        return [list(islice(rest, chunk.num_sampled)) for chunk in plan.chunks]
 
     def _move_blocks(self, moves: Moves) -> None:
         if self._host is not None and moves.swap_out:
@@ -96,3 +102,23 @@ def sampled_rows(chunks: list[ScheduledChunk]) -> torch.Tensor:
     ends = np.cumsum([chunk.num_rows for chunk in chunks])
     rows = [np.arange(end - chunk.num_sampled, end) for end, chunk in zip(ends, chunks, strict=True)]
     return torch.from_numpy(np.concatenate(rows).astype(np.int64))
+
+
+def prompt_rows(chunks: list[ScheduledChunk]) -> torch.Tensor:
+    """Rows of the step that predict the `prompt_places` of its chunks, which want to know how likely those were."""
+    rows: list[int] = []
+    first = 0
+    for chunk in chunks:
+        rows += [first + place - 1 - chunk.start for place in chunk.prompt_places]
+        first += chunk.num_rows
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def _tell_prompts(chunks: list[ScheduledChunk], logits: torch.Tensor) -> None:
+    """The first of `logits` are those of `prompt_rows`."""
+    row = 0
+    for chunk in chunks:
+        prompt_ids, num_top = chunk.sequence.prompt_ids, chunk.sequence.params.prompt_logprobs
+        for place in chunk.prompt_places:
+            chunk.prompt_logprobs.append(logprobs_of(logits[row], prompt_ids[place], num_top or 0))
+            row += 1

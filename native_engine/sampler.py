@@ -4,7 +4,9 @@ Greedy rows go together in one argmax. Every other row is sampled on its own, wi
 function of the request's seed and of how many tokens it has so far. So a request's text does not depend on its
 neighbours, nor on whether it was preempted and computed again.
 
-The order is penalties, the grammar's mask, temperature, min-p, top-k, top-p; ties are broken by the lower token id.
+The order is biases, penalties, what must not come (stop tokens before `min_tokens`, what the grammar does not allow,
+bad words), temperature, min-p, top-k, top-p; ties are broken by the lower token id. The logits stay as they are, for
+their log-probabilities to be told.
 """
 
 from __future__ import annotations
@@ -12,24 +14,34 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
+from functools import lru_cache
 
 import torch
 
+from native_engine.bad_words import BadWords, Vocabulary
+from native_engine.errors import InvalidParams
+from native_engine.logprobs import Logprobs, TokenLogprob
 from native_engine.sampling_params import SamplingParams
 from native_engine.sequence import Sequence
 
 # Sorting a whole vocabulary takes milliseconds. Top-p rarely needs more than its first few hundred entries.
 TOP_P_GUESSES = (256, 4096)
+MAX_KEPT_WORDS = 256  # lists of bad words that stay prepared
 
 
 class Sampler:
-    def __init__(self, eos_token_ids: Collection[int]) -> None:
+    def __init__(self, eos_token_ids: Collection[int], token_bytes: SequenceOf[bytes] = ()) -> None:
+        """`token_bytes`: what each token stands for; bad words need it."""
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._vocabulary = Vocabulary(token_bytes)
+        self._bad_words = lru_cache(MAX_KEPT_WORDS)(self._prepare)
 
     def sample(self, logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[int]:
         """One token per row of `logits` [rows, vocab]; row i belongs to sequence i."""
         scores = logits.float()
         adjusted = [row for row, sequence in enumerate(sequences) if self._needs_adjusting(sequence)]
+        if adjusted and scores is logits:
+            scores = logits.clone()
         for row in adjusted:
             self._adjust(scores[row], sequences[row])
         tokens: list[int] = scores.argmax(-1).tolist()
@@ -47,11 +59,16 @@ class Sampler:
             or params.frequency_penalty != 0
             or sequence.num_output_tokens < params.min_tokens
             or sequence.matcher is not None
+            or bool(params.logit_bias or params.bad_words)
         )
 
     def _adjust(self, scores: torch.Tensor, sequence: Sequence) -> None:
-        """Apply the penalties, forbid to stop before `min_tokens`, and what the grammar does not allow; in place."""
+        """Apply the biases and penalties, forbid to stop before `min_tokens`, what the grammar does not allow, and bad
+        words; in place. Where a grammar leaves nothing but a bad word, the word comes."""
         params = sequence.params
+        if params.logit_bias:
+            token_ids, biases = zip(*params.logit_bias, strict=True)
+            scores[torch.tensor(token_ids)] += torch.tensor(biases)
         if params.repetition_penalty != 1:
             apply_repetition_penalty(scores, sequence.token_ids, params.repetition_penalty)
         if params.presence_penalty or params.frequency_penalty:
@@ -63,6 +80,24 @@ class Sampler:
                 scores[token] = -torch.inf
         if sequence.matcher is not None:
             scores.masked_fill_(torch.from_numpy(~sequence.matcher.allowed), -torch.inf)
+        if params.bad_words:
+            bad = torch.from_numpy(self._bad_words(params.bad_words).completed_by(sequence.output_ids))
+            others = scores.index_fill(0, bad, -torch.inf)
+            if others.isfinite().any():
+                scores.copy_(others)
+
+    def _prepare(self, words: tuple[str, ...]) -> BadWords:
+        if not self._vocabulary:
+            raise InvalidParams("bad_words need an engine that knows the bytes of its tokens.")
+        return BadWords(words, self._vocabulary)
+
+
+@torch.inference_mode()
+def logprobs_of(logits: torch.Tensor, token_id: int, num_top: int) -> Logprobs:
+    """Of one row [vocab], as it comes from the model. By itself, so that it has the same bits in any company."""
+    row = torch.log_softmax(logits.float(), -1)
+    likeliest = _largest(row, num_top).tolist() if num_top else []
+    return Logprobs(token_id, float(row[token_id]), tuple(TokenLogprob(each, float(row[each])) for each in likeliest))
 
 
 def uniform(seed: int, index: int) -> float:

@@ -17,6 +17,8 @@ from native_engine.errors import InvalidParams
 
 MOST_URGENT = 1000
 COLDEST = 1e-6  # below it the likeliest token has all the weight that fp32 can tell apart
+MAX_BIAS = 100.0  # OpenAI's: it forces a token, and -100 bans one
+MAX_LOGPROBS = 20  # alternatives at each place
 
 
 class Grammar(NamedTuple):
@@ -38,6 +40,10 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit); no id twice
+    bad_words: tuple[str, ...] = ()  # the output holds none of them, however its tokens fall (bad_words.py)
+    logprobs: int | None = None  # tell each token's log-probability, and those of so many of the likeliest
+    prompt_logprobs: int | None = None  # the same for the prompt, but for its first token
     stop: tuple[str, ...] = ()  # honoured where there is text: in the asynchronous face
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -58,6 +64,14 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _check(name, value, math.isfinite(value), "finite")
+        for _, bias in self.logit_bias:
+            _check("logit_bias", bias, abs(bias) <= MAX_BIAS, f"from -{MAX_BIAS:g} to {MAX_BIAS:g}")
+        ids = [token_id for token_id, _ in self.logit_bias]
+        _check("logit_bias", ids, len(set(ids)) == len(ids), "without an id twice")
+        _check("bad_words", self.bad_words, all(self.bad_words), "without empty strings")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            _check(name, count, count is None or 0 <= count <= MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}")
         _check("stop", self.stop, all(self.stop), "without empty strings")
         _check("stop_token_ids", self.stop_token_ids, all(i >= 0 for i in self.stop_token_ids), "without negative ids")
         is_free = self.grammar is None

@@ -170,6 +170,7 @@ class Scheduler:
         child.arrival = (*parent.arrival, parent.num_forks)
         child.arrived_s = parent.arrived_s
         child.first_token_s = parent.first_token_s if child.num_output_tokens else None
+        child.prompt_logprobs = list(parent.prompt_logprobs)
         parent.num_forks += 1
         self.counters.forks += 1
         shared = min(parent.num_computed_tokens, child.num_tokens - 1)  # its last token's logits are still to come
@@ -332,7 +333,8 @@ class Scheduler:
         block_index = len(sequence.block_table) + num_hits
         end = (block_index + 1) * self.pool.block_size
         has_begun = sequence.host_table or sequence.num_computed_tokens % self.pool.block_size
-        if not self.config.enable_prefix_caching or end >= sequence.num_tokens or has_begun:
+        reads_cache = self.config.enable_prefix_caching and not sequence.needs_whole_prompt
+        if not reads_cache or end >= sequence.num_tokens or has_begun:
             return False  # no block that could be a hit
         wanted = sequence.block_hashes[block_index]
         return any(
@@ -410,6 +412,7 @@ class Scheduler:
             # The last new token is sampled, not computed. Those before it were drafted, and are in the cache.
             self.memory.advance(sequence, chunk.start, chunk.end + max(len(chunk.new_ids) - 1, 0))
             self.memory.trim(sequence)
+            sequence.prompt_logprobs += chunk.prompt_logprobs[len(sequence.prompt_logprobs) - chunk.start :]
             if chunk.new_ids:
                 if sequence.first_token_s is None:
                     sequence.first_token_s = now

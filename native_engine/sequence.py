@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol
 
+from native_engine.logprobs import Logprobs
 from native_engine.sampling_params import SamplingParams
 from native_engine.speculation import DraftRecord
 
@@ -101,6 +102,7 @@ class Sequence:
     num_preemptions: int = 0
     num_forks: int = 0
     branches: list[Sequence] = field(default_factory=list)  # to be forked off when the prompt has been computed
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)  # of its prompt's second token, third, ...
     failure: str = ""  # why it FAILED
     arrived_s: float = 0.0
     first_token_s: float | None = None
@@ -126,6 +128,12 @@ class Sequence:
     @property
     def output_ids(self) -> list[int]:
         return self.token_ids[len(self.prompt_ids) :]
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """The log-probabilities of its prompt are still to come, and come only where the prompt is computed."""
+        is_wanted = self.params.prompt_logprobs is not None
+        return is_wanted and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
     def num_uncomputed_tokens(self) -> int:

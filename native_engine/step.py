@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from native_engine.logprobs import Logprobs
 from native_engine.sequence import Sequence
 from native_engine.step_time import StepWork, chunk_work
 
@@ -41,6 +42,8 @@ class ScheduledChunk:
     samples: bool  # the chunk ends at the last known token, so its last row predicts the next one
     draft_ids: list[int] = field(default_factory=list)
     new_ids: list[int] = field(default_factory=list)  # what its sequence has gained, once the step is committed
+    logprobs: list[Logprobs] = field(default_factory=list)  # the runner's, of each token that it samples, where wanted
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)  # and of each of `prompt_places`
 
     @property
     def end(self) -> int:
@@ -59,6 +62,13 @@ class ScheduledChunk:
     def num_sampled(self) -> int:
         """Its last rows."""
         return 1 + len(self.draft_ids) if self.samples else 0
+
+    @property
+    def prompt_places(self) -> range:
+        """The places in the prompt that its rows predict, where their log-probabilities are wanted."""
+        if self.sequence.params.prompt_logprobs is None:
+            return range(0)
+        return range(self.start + 1, min(self.end + 1, self.sequence.num_prompt_tokens))
 
 
 class Wanted(NamedTuple):

@@ -77,9 +77,7 @@ class TextTokenizer:
     def decode(self, ids: Sequence[int], *, with_special_tokens: bool = False) -> str:
         """The text of `ids`, special tokens left out unless wanted; bytes that are not UTF-8 become U+FFFD."""
         pieces = (
-            self.token_text(token).encode()
-            if with_special_tokens and token in self.special_ids
-            else self.token_bytes[token]
+            self.spell(token) if with_special_tokens else self.token_bytes[token]
             for token in ids
             if token < len(self.token_bytes)
         )
@@ -89,6 +87,12 @@ class TextTokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self.token_bytes)
+
+    def spell(self, token: int) -> bytes:
+        """The bytes that a token stands for; of a special one, its name. Ids beyond the vocabulary have none."""
+        if token in self.special_ids:
+            return self.token_text(token).encode()
+        return self.token_bytes[token] if token < len(self.token_bytes) else b""
 
     def token_text(self, token: int | None) -> str:
         """How a token is written in a prompt, e.g. `<|im_end|>`; empty for None."""

@@ -29,6 +29,7 @@ ALONE = (
     "gateway/replicas/test_failing_engines.py",
     "gateway/test_native_aborts.py",
     "gateway/test_native_failures.py",
+    "gateway/test_native_output.py",
     "gateway/test_native_tools.py",
     "gateway/test_overload.py",
     "gateway/test_reported_faults.py",

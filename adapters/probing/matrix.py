@@ -112,7 +112,7 @@ LOAD = {
 # Every request field that an engine may honour or not, in groups; a test sees to it that none is missing.
 PARAMETERS = {
     "limits": ("max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop"),
-    "sampling": ("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
+    "sampling": ("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "bad_words"),
     "penalties": ("presence_penalty", "frequency_penalty", "repetition_penalty"),
     "choices and text": ("n", "best_of", "echo", "suffix"),
     "log-probabilities": ("logprobs", "top_logprobs"),

@@ -356,6 +356,19 @@ def forced_apart(greedy: Answer, forced: Sequence[Answer]) -> Observation:
     return honoured_if(different, f"forced ids {', '.join(map(str, BIASED_IDS))} give {shown(forced[0].text, 24)}")
 
 
+@proves("bad_words")
+async def bad_words(lab: Lab) -> Observation:
+    greedy = await _greedy(lab)
+    word = max(greedy.text.split(), key=len, default="")
+    if not word:
+        return unclear("the greedy answer has no word to leave out")
+    return left_out(word, await lab.say(STORY, **BRIEF, bad_words=[word]))
+
+
+def left_out(word: str, answer: Answer) -> Observation:
+    return honoured_if(word not in answer.text, f"without {shown(word)}: {shown(answer.text)}")
+
+
 async def _repeated(lab: Lab, **fields: Any) -> Answer:
     return await lab.say(REPEATING, temperature=0, max_tokens=24, **fields)
 

@@ -198,7 +198,13 @@ class Adapter(EngineAdapter[HonestOptions]):
             or self._asked(request, "min_p", 0) == 1
         )
         rank = 0 if is_greedy else draw.randrange(8)
-        return f"w{zlib.crc32(f'{start}/{len(pieces)}/{rank}/{penalties}'.encode()) % 10_000}"
+        bad_words = self._asked(request, "bad_words", [])
+        while (word := self._word(f"{start}/{len(pieces)}/{rank}/{penalties}")) in bad_words:
+            rank += 8
+        return word
+
+    def _word(self, drawn: str) -> str:
+        return f"w{zlib.crc32(drawn.encode()) % 10_000}"
 
     def _finished(self, request: GenerateRequest, pieces: list[str], reason: str) -> tuple[list[str], Any]:
         for stop in [] if self._lies("stop") else request.stop_strings:

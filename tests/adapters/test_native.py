@@ -391,6 +391,21 @@ def test_every_sampling_field_reaches_the_engine() -> None:
     assert params_of(chat(top_k=-1), 0).top_k == 0
     assert params_of(chat(stop="x", temperature=None), 0).stop == ("x",)
     assert params_of(chat(), 0).max_tokens is None
+    steered = params_of(chat(logit_bias={"5": 1.5, "07": -100}, bad_words=["x", "y z"]), 0)
+    assert (steered.logit_bias, steered.bad_words) == (((5, 1.5), (7, -100.0)), ("x", "y z"))
+
+
+def test_what_is_to_be_told_reaches_the_engine_and_nothing_that_was_not_asked_for() -> None:
+    def told(request: ChatRequest | CompletionRequest) -> tuple[int | None, int | None]:
+        params = params_of(request, 0)
+        return params.logprobs, params.prompt_logprobs
+
+    assert told(chat()) == told(chat(logprobs=False)) == told(completion(echo=True)) == (None, None)
+    assert told(chat(logprobs=True)) == told(completion(logprobs=0)) == (0, None)
+    assert told(chat(logprobs=True, top_logprobs=20)) == (20, None)
+    assert told(completion(logprobs=5, echo=True)) == (5, 5)
+    assert told(completion(best_of=2)) == (0, None), "to choose by"
+    assert told(completion(best_of=2, n=2)) == (None, None), "there is nothing to choose"
 
 
 def test_what_cannot_be_loaded_is_refused_by_the_check(tmp_path: Path, model: Path) -> None:

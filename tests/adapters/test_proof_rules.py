@@ -75,6 +75,8 @@ RULES = [
     ("nothing is ever sampled", proofs.repeatable([ONE, ONE], [ONE, ONE]), IGNORED),
     ("forced ids lead apart", proofs.forced_apart(ONE, [OTHER, said("third")]), HONOURED),
     ("one forced id changes nothing", proofs.forced_apart(ONE, [OTHER, ONE]), IGNORED),
+    ("the word is left out", proofs.left_out("two", said("one three")), HONOURED),
+    ("the word comes all the same", proofs.left_out("two", ONE), IGNORED),
     ("a penalty changes the text", proofs.less_repetitive(ONE, OTHER), HONOURED),
     ("a penalty changes nothing", proofs.less_repetitive(ONE, ONE), IGNORED),
     ("two choices, both finished", proofs.separate_choices(choices("stop", "length"), 2), HONOURED),

@@ -41,7 +41,8 @@ HELLO = [
 CHAT_FIELDS: dict[str, Any] = {
     "max_tokens": 7, "max_completion_tokens": 8, "min_tokens": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 5,
     "min_p": 0.1, "seed": 11, "n": 2, "stop": ["END"], "presence_penalty": 0.5, "frequency_penalty": 0.25,
-    "repetition_penalty": 1.1, "ignore_eos": True, "logit_bias": {"5": 1.0}, "logprobs": True, "top_logprobs": 2,
+    "repetition_penalty": 1.1, "ignore_eos": True, "logit_bias": {"5": 1.0}, "bad_words": ["x"],
+    "logprobs": True, "top_logprobs": 2,
     "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required",
     "parallel_tool_calls": False, "response_format": {"type": "json_object"}, "reasoning_effort": "low",
     "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prompt_cache_key": "k",

@@ -134,6 +134,11 @@ SPECULATION = {
         "Answers get worse where a step computes several tokens of a request",
         "They were computed at the positions of an earlier step, whose graph was replayed (TensorRT-LLM#17110).",
     ),
+    "E36": Fault(
+        "Log-probabilities of a prompt are missing, another's, or shifted",
+        "The prefix cache left out what they are made of, a buffer held those of an earlier step, or offsets were "
+        "wrong where tokens had been dropped (vllm#8268, #3251, #13105, #42245, #29216).",
+    ),
     "E37": Fault(
         "Text goes on behind a stop string, or does not fit its tokens",
         "The string lay across tokens, or came in the middle of what a step gave (vllm#3672, #45636, #51641).",

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from native_engine.detokenizer import OutputText, StopMatcher
+from native_engine.detokenizer import OutputText, PlacedLogprobs, StopMatcher
+from native_engine.logprobs import Logprobs
 from native_engine.sampling_params import SamplingParams
 
 BYTES = [bytes([byte]) for byte in range(256)]
@@ -23,7 +24,7 @@ def feed(raw: bytes, **params: Any) -> tuple[list[str], bool]:
         pieces.append(piece.text)
         if piece.stop is not None:
             return pieces, True
-    return [*pieces, text.finish()], False
+    return [*pieces, text.finish().text], False
 
 
 def test_a_character_appears_with_its_last_byte_and_never_broken() -> None:
@@ -48,9 +49,10 @@ def test_any_text_comes_back_however_it_is_cut(text: str, data: st.DataObject) -
         length = data.draw(st.integers(1, len(raw) - start))
         joined += output.feed(raw[start : start + length]).text
         start += length
-    assert joined + output.finish() == text
+    assert joined + output.finish().text == text
 
 
+@pytest.mark.replay("E37")
 def test_a_stop_string_across_tokens_is_cut_exactly_and_no_part_of_it_was_shown() -> None:
     pieces, stopped = feed(b"one two END three", stop=("END",))
     assert stopped
@@ -100,6 +102,50 @@ def test_the_matcher_cuts_where_a_look_at_the_whole_text_would(
             assert shown == text[: min(complete)]
             return
     assert shown + matcher.flush() == text
+
+
+def told(raw: bytes, **params: Any) -> tuple[str, list[PlacedLogprobs], bool]:
+    """The text, the log-probabilities that came with it (each its byte's own), and whether a stop string was met."""
+    text = OutputText(BYTES, SamplingParams(**params))
+    shown, placed = "", []
+    for byte in raw:
+        piece = text.feed([byte], [Logprobs(byte, -float(byte))])
+        shown += piece.text
+        placed += piece.logprobs
+        assert not piece.logprobs or piece.logprobs[-1].offset < len(shown), "before its text"
+        if piece.stop is not None:
+            return shown, placed, True
+    rest = text.finish()
+    return shown + rest.text, [*placed, *rest.logprobs], False
+
+
+@pytest.mark.replay("E37")
+@given(st.binary(max_size=24), st.lists(st.sampled_from(["a", "é", "ab", "\ufffd", "b\n"]), max_size=2))
+def test_log_probabilities_come_with_their_text_and_are_cut_with_it(raw: bytes, stops: list[str]) -> None:
+    shown, placed, stopped = told(raw, stop=tuple(stops))
+    assert [each.of.token_id for each in placed] == list(raw[: len(placed)])
+    offsets = [each.offset for each in placed]
+    assert offsets == sorted(offsets)
+    if not stopped:
+        assert len(placed) == len(raw)
+    elif placed:
+        assert offsets[-1] < len(shown)
+    for byte, offset in zip(raw, offsets, strict=False):
+        assert byte >= 128 or shown[offset] == chr(byte)
+
+
+def test_a_token_across_the_cut_is_told_and_those_behind_it_are_not() -> None:
+    text = OutputText([b"one ", b"two<", b"end", b">"], SamplingParams(stop=("<end>",)))
+    pieces = [text.feed([token], [Logprobs(token, -1.0)]) for token in range(4)]
+    assert [(piece.text, [each.of.token_id for each in piece.logprobs]) for piece in pieces] == [
+        ("one ", [0]), ("two", [1]), ("", []), ("", []),
+    ]  # fmt: skip
+    assert pieces[-1].stop == "<end>"
+
+
+def test_bytes_that_never_became_a_character_do_not_move_what_follows() -> None:
+    shown, placed, _ = told(b"x\xe2\x80y")
+    assert (shown, [each.offset for each in placed]) == ("x\ufffdy", [0, 1, 1, 2])
 
 
 @pytest.mark.parametrize("stops", [(), ("x",)])

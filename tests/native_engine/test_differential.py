@@ -15,6 +15,7 @@ import pytest
 from native_engine.config import EngineConfig
 from native_engine.engine import Engine
 from native_engine.loading import make_engine, make_model
+from native_engine.logprobs import Logprobs
 from native_engine.models.decoder import Decoder
 from native_engine.sampling_params import SamplingParams
 from native_engine.weights import open_checkpoint
@@ -57,21 +58,30 @@ def random_request(source: random.Random, stems: list[list[int]]) -> tuple[list[
         repetition_penalty=source.choice([1.0, 1.2]),
         presence_penalty=source.choice([0.0, 0.5]),
         frequency_penalty=source.choice([0.0, 0.3]),
+        logit_bias=source.choice([(), ((5, 3.0), (9, -100.0), (VOCAB_SIZE - 1, 1.5))]),
+        logprobs=source.choice([None, 0, 4]),
+        prompt_logprobs=source.choice([None, None, 2]),
         stop_token_ids=tuple(source.choices(range(3, VOCAB_SIZE), k=source.choice([0, 30]))),
         ignore_eos=source.random() < 0.5,
     )
 
 
-def alone(model: Decoder, prompt: list[int], params: SamplingParams) -> tuple[list[int], str | None]:
+Told = tuple[list[Logprobs], list[Logprobs]]  # of the answer and of the prompt
+
+
+def alone(model: Decoder, prompt: list[int], params: SamplingParams) -> tuple[list[int], str | None, Told]:
     engine = engine_of(model, enable_prefix_caching=False, max_num_batched_tokens=256)
     engine.add("alone", prompt, params)
     tokens: list[int] = []
     reason = None
+    told: Told = ([], [])
     while engine.has_work:
         for output in engine.step():
             tokens += output.token_ids
+            told[0].extend(output.logprobs)
+            told[1].extend(output.prompt_logprobs)
             reason = output.finish_reason
-    return tokens, reason
+    return tokens, reason, told
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -86,6 +96,7 @@ def test_whatever_happens_around_a_request_it_answers_as_it_does_alone(model: De
     asked: dict[str, tuple[list[int], SamplingParams]] = {}
     answers: dict[str, list[int]] = {}
     reasons: dict[str, str | None] = {}
+    logprobs: dict[str, Told] = {}
     aborted: set[str] = set()
     to_come = 24
     while to_come or engine.has_work:
@@ -94,6 +105,7 @@ def test_whatever_happens_around_a_request_it_answers_as_it_does_alone(model: De
             name = f"r{to_come}"
             asked[name] = random_request(source, stems)
             answers[name] = []
+            logprobs[name] = ([], [])
             engine.add(name, *asked[name])
         if asked and source.random() < 0.05:
             victim = source.choice(sorted(asked))
@@ -102,13 +114,16 @@ def test_whatever_happens_around_a_request_it_answers_as_it_does_alone(model: De
         for output in engine.step():
             assert output.request_id not in aborted
             answers[output.request_id] += output.token_ids
+            logprobs[output.request_id][0].extend(output.logprobs)
+            logprobs[output.request_id][1].extend(output.prompt_logprobs)
             reasons[output.request_id] = output.finish_reason
         engine.check()
     for name, (prompt, params) in asked.items():
-        expected, reason = alone(model, prompt, params)
+        expected, reason, told = alone(model, prompt, params)
         if name in aborted:
             assert answers[name] == expected[: len(answers[name])]
         else:
-            assert (answers[name], reasons[name]) == (expected, reason), (name, params)
+            assert (answers[name], reasons[name], logprobs[name]) == (expected, reason, told), (name, params)
+        assert len(told[0]) == (0 if params.logprobs is None else len(expected))
     assert engine.stats().kv_blocks_used == 0
     assert engine.stats().num_preemptions > 0

@@ -6,13 +6,14 @@ import math
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from native_engine.sampler import Sampler, draw, uniform
-from native_engine.sampling_params import SamplingParams
+from native_engine.sampler import Sampler, draw, logprobs_of, uniform
+from native_engine.sampling_params import Grammar, SamplingParams
 from native_engine.sequence import Sequence
 
 EOS = 3
@@ -130,6 +131,74 @@ def test_no_stop_token_is_sampled_before_min_tokens() -> None:
 def test_the_logits_of_one_request_are_never_changed_by_the_penalties_of_another() -> None:
     penalised = sequence([0], temperature=0, repetition_penalty=5.0)
     assert sample([2.0, 1.9], penalised, sequence([0], temperature=0)) == [1, 0]
+
+
+def test_a_bias_is_added_to_the_logit_and_minus_a_hundred_bans() -> None:
+    scores = [2.0, 1.5, 0.0]
+    assert sample(scores, sequence([0], temperature=0, logit_bias=((1, 0.6),))) == [1]
+    assert sample(scores, sequence([0], temperature=0, logit_bias=((0, -100.0), (1, -100.0)))) == [2]
+    assert sample(scores, sequence([0], temperature=0, logit_bias=((2, 100.0),)), sequence([0], temperature=0)) == [
+        2,
+        0,
+    ]
+    assert sample([0.0, 1.0, 2.0, 0.0], sequence([1], temperature=0, min_tokens=2, logit_bias=((EOS, 100.0),))) == [2]
+
+
+def test_a_bias_comes_before_the_penalties() -> None:
+    """It is added to what the model says, and what is penalised is the sum."""
+    biased = sequence([0], [1], temperature=0, logit_bias=((1, 4.0),), repetition_penalty=4.0)
+    assert sample([2.0, 1.0, 1.9], biased) == [2], "5 / 4 is less than 1.9; 1 / 4 + 4 would be more"
+
+
+class Only:
+    """A grammar in which these may come."""
+
+    def __init__(self, *token_ids: int) -> None:
+        self.allowed = np.isin(np.arange(6), token_ids)
+
+    def accept(self, token_id: int) -> None: ...
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_bias_and_no_bad_word_lets_a_token_through_that_the_grammar_forbids(temperature: float) -> None:
+    scores = torch.tensor([[1.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
+    sampler = Sampler([EOS], [b"a", b"b", b"c", b"", b"d", b"e"])
+    fields: dict[str, Any] = {"temperature": temperature, "grammar": Grammar("regex", "b|c")}
+
+    def sampled(seed: int, **params: Any) -> int:
+        held = sequence([0], seed=seed, **fields, **params)
+        held.matcher = Only(1, 2)
+        return sampler.sample(scores, [held])[0]
+
+    for seed in range(10):
+        assert sampled(seed, logit_bias=((4, 100.0), (0, 100.0), (1, -100.0), (2, -100.0))) in (1, 2)
+        assert sampled(seed, bad_words=("b", "d")) == 2
+        assert sampled(seed, bad_words=("b", "c")) in (1, 2)
+
+
+def test_bad_words_are_left_out_and_no_other_row_knows_of_them() -> None:
+    sampler = Sampler([EOS], [b"a", b"b", b"ab", b""])
+    held = sequence([0], [0], temperature=0, bad_words=("ab",))
+    scores = torch.tensor([[0.0, 2.0, 1.0, -1.0]] * 2)
+    assert sampler.sample(scores, [held, sequence([0], [0], temperature=0)]) == [0, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sampling_leaves_the_logits_as_they_are(dtype: torch.dtype) -> None:
+    logits = torch.tensor([[2.0, 1.9, 0.5, 3.0]] * 2, dtype=dtype)
+    before = logits.clone()
+    changed = sequence([0], [1], repetition_penalty=3.0, logit_bias=((2, 9.0),), min_tokens=9)
+    Sampler([EOS]).sample(logits, [changed, sequence([0], temperature=0)])
+    assert torch.equal(logits, before)
+
+
+def test_log_probabilities_are_those_of_the_softmax_and_equals_come_by_their_ids() -> None:
+    told = logprobs_of(torch.tensor([1.0, 3.0, 3.0, 0.0]), 3, 3)
+    chances = torch.softmax(torch.tensor([1.0, 3.0, 3.0, 0.0]), -1).tolist()
+    assert math.exp(told.logprob) == pytest.approx(chances[3])
+    assert [token for token, _ in told.top] == [1, 2, 0]
+    assert [math.exp(logprob) for _, logprob in told.top] == pytest.approx([chances[1], chances[2], chances[0]])
+    assert logprobs_of(torch.zeros(3), 0, 20).top[-1].token_id == 2, "no more than there are"
 
 
 def test_bf16_logits_are_sampled_as_they_are() -> None:

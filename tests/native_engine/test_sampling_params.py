@@ -30,6 +30,13 @@ from native_engine.sampling_params import SamplingParams
         ("frequency_penalty", -math.inf),
         ("stop", ("",)),
         ("stop_token_ids", (-5,)),
+        ("logit_bias", ((5, 100.1),)),
+        ("logit_bias", ((5, math.nan),)),
+        ("logit_bias", ((5, 1.0), (5, 2.0))),
+        ("bad_words", ("a", "")),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("prompt_logprobs", 21),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_its_field_named(field: str, value: object) -> None:
