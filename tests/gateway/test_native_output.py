@@ -71,7 +71,7 @@ async def test_a_completions_four_lists_lie_beside_its_text(gateway: Gateway) ->
     for token, offset, top in zip(told.tokens, told.text_offset, told.top_logprobs, strict=True):
         assert token.startswith("bytes:") or choice.text[offset:].startswith(token) or token == "\ufffd"
         assert token in top
-        assert len(top) in (2, 3)
+        assert 1 <= len(top) <= 3, "ids that no text uses are all written alike"
     none = (await gateway.openai.completions.create(**PLAIN, logprobs=0)).choices[0].logprobs
     assert none is not None
     assert none.token_logprobs == told.token_logprobs
@@ -171,16 +171,16 @@ async def test_the_best_of_several_is_the_one_whose_tokens_are_likeliest(gateway
 
 
 async def test_a_form_holds_whatever_the_bias_and_the_bad_words_say(gateway: Gateway) -> None:
-    schema = {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 3, "maxItems": 3}
+    schema = {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 3, "maxItems": 3}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     fields = {**CHAT, "response_format": wanted, "logprobs": True, "top_logprobs": 1, "temperature": 0}
     for token in (40, 70, 90):
         answer = await gateway.openai.chat.completions.create(**fields, logit_bias={str(token): 100})
-        assert set(answer.choices[0].message.content or "") <= set('["red",gn] \n\t\r')
-    held = await gateway.openai.chat.completions.create(**fields, extra_body={"bad_words": ["red"]})
-    assert "red" not in (held.choices[0].message.content or "")
-    both = await gateway.openai.chat.completions.create(**fields, extra_body={"bad_words": ["red", "green"]})
-    assert set(both.choices[0].message.content or "") <= set('["red",gn] \n\t\r'), "the form goes before"
+        assert set(answer.choices[0].message.content or "") <= set('["red",blu] \n\t\r')
+    held = await gateway.openai.chat.completions.create(**fields, extra_body={"bad_words": ["r"]})
+    assert "r" not in (held.choices[0].message.content or "")
+    both = await gateway.openai.chat.completions.create(**fields, extra_body={"bad_words": ["r", "b"]})
+    assert set(both.choices[0].message.content or "") <= set('["red",blu] \n\t\r'), "the form goes before"
 
 
 BAD_CHATS: dict[str, tuple[dict[str, Any], str, str]] = {
