@@ -51,7 +51,7 @@ KNOWN = {
     | {"max_tokens", "min_tokens", "repetition_penalty"}
     | {"tools", "tool_choice", "parallel_tool_calls"},
     "goodgate_peer": (
-        COMMON | TOOLS | DETAILS | {"max_tokens", "min_tokens", "repetition_penalty", "reasoning_effort"}
+        COMMON | TOOLS | DETAILS | {"max_tokens", "min_tokens", "repetition_penalty", "reasoning_effort", "bad_words"}
     ),
     "sglang": COMMON
     | TOOLS

@@ -47,6 +47,7 @@ def random_request(source: random.Random, stems: list[list[int]]) -> tuple[list[
     stem = source.choice(stems)
     prompt = stem[: source.randint(1, len(stem))] + source.choices(range(3, VOCAB_SIZE), k=source.randint(0, 20))
     tokens = source.choice([source.randint(1, 10), source.randint(30, 100)])
+    besides = random.Random(sum(prompt))  # what hardly changes who comes when
     return prompt, SamplingParams(
         max_tokens=tokens,
         min_tokens=source.choice([0, 0, tokens // 2, tokens]),
@@ -58,9 +59,9 @@ def random_request(source: random.Random, stems: list[list[int]]) -> tuple[list[
         repetition_penalty=source.choice([1.0, 1.2]),
         presence_penalty=source.choice([0.0, 0.5]),
         frequency_penalty=source.choice([0.0, 0.3]),
-        logit_bias=source.choice([(), ((5, 3.0), (9, -100.0), (VOCAB_SIZE - 1, 1.5))]),
-        logprobs=source.choice([None, 0, 4]),
-        prompt_logprobs=source.choice([None, None, 2]),
+        logit_bias=besides.choice([(), ((5, 3.0), (9, -100.0), (VOCAB_SIZE - 1, 1.5))]),
+        logprobs=besides.choice([None, 0, 4]),
+        prompt_logprobs=besides.choice([None, None, 2]),
         stop_token_ids=tuple(source.choices(range(3, VOCAB_SIZE), k=source.choice([0, 30]))),
         ignore_eos=source.random() < 0.5,
     )
