@@ -22,7 +22,7 @@ from native_engine.weights import open_checkpoint
 from tests.native_engine.tiny_llama import VOCAB_SIZE, write_tiny_llama
 
 SEEDS = (0, 2, 3)  # of which the last runs without a cache; each of them preempts
-LARGE = {"block_size": 16, "kv_cache_mib": 4, "max_model_len": 200}
+LARGE = {"block_size": 16, "kv_cache_mib": 4, "max_model_len": 200, "num_threads": 1}
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
