@@ -536,6 +536,26 @@ def test_with_drafts_every_text_is_bit_for_bit_the_one_without(
     assert stats.kv_blocks_used == 0
 
 
+def test_log_probabilities_are_those_of_a_text_without_drafts(model: Decoder, plain: dict[str, list[int]]) -> None:
+    """Those of rows behind a refused guess are told to nobody."""
+    asked = {name: (ids, replace(params, logprobs=2)) for name, (ids, params) in requests().items()}
+    told = []
+    for engine in (
+        make_engine(model, config_of(model)),
+        with_drafter(make_engine(model, config_of(model)), Recall(plain, every=7), 4),
+    ):
+        logprobs: dict[str, list[Any]] = {name: [] for name in asked}
+        for name, (prompt_ids, params) in asked.items():
+            engine.add(name, prompt_ids, params)
+        while engine.has_work:
+            for output in engine.step():
+                logprobs[output.request_id] += output.logprobs
+        told.append(logprobs)
+    assert told[0] == told[1]
+    assert {name: [each.token_id for each in logprobs] for name, logprobs in told[0].items()} == plain
+    assert engine.stats().accepted_draft_tokens > 0
+
+
 @pytest.mark.replay("E34")
 def test_rows_of_a_draft_stand_at_the_positions_of_their_own_step() -> None:
     """Two steps with drafts of one length, at places that differ: nothing of the first may be left in the second."""
