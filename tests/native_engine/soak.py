@@ -1,4 +1,4 @@
-"""Random arrivals, aborts and forks in a pool of 20 blocks, for as long as one likes; answers held to those of no cache.
+"""Random arrivals, aborts and forks in a pool of 20 blocks, as long as one likes; answers held to those of no cache.
 
     python -m tests.native_engine.soak --minutes 20 [--seed 1]
 
