@@ -20,7 +20,7 @@ MARGIN, GAP = 26, 34
 CAPTION = 26  # above each chart
 LINE = 19
 SHEET_WIDTH = 2 * WIDTH + GAP + 2 * MARGIN
-LETTER = 7.0  # the mean width of one, in units of the picture
+LETTER = 7.4  # the mean width of one, in units of the picture
 OWN_STYLE = (
     "svg .title { font-size: 20px; font-weight: 680; fill: var(--ink); } "
     "svg .caption { font-size: 14px; font-weight: 620; fill: var(--ink); } "
@@ -56,7 +56,7 @@ def _head(title: str, says: str, legend: Sequence[tuple[int, str]]) -> tuple[int
     lines = [_text(x, y, title, "title"), *_paragraph(x, y + 8, says, SHEET_WIDTH - 2 * MARGIN)]
     y += 8 + LINE * (len(lines) - 1) + (28 if legend else 10)
     for engine, name in legend:
-        width = round(20 + 1.07 * LETTER * len(name) + 24)
+        width = round(20 + LETTER * len(name) + 24)
         if x > MARGIN and x + width > SHEET_WIDTH - MARGIN:
             x, y = MARGIN, y + 22
         lines += [f'<g transform="translate({x} {y - 11})">{mark(engine)}</g>', _text(x + 20, y, name, "said")]
@@ -86,7 +86,7 @@ def _paragraph(x: int, y: int, words: str, width: int) -> list[str]:
 
 
 def _facts(top: int, facts: Sequence[str]) -> tuple[int, list[str]]:
-    wrapped = list(_wrapped(facts, int((SHEET_WIDTH - 2 * MARGIN) / (LETTER - 0.8))))
+    wrapped = list(_wrapped(facts, int((SHEET_WIDTH - 2 * MARGIN) / (LETTER - 1.1))))
     lines = [_text(MARGIN, top + 14 + 17 * number, words, "fact") for number, words in enumerate(wrapped)]
     return top + 14 + 17 * len(wrapped) + MARGIN // 2, lines
 

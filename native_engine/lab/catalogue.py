@@ -28,9 +28,10 @@ QUESTIONS: Mapping[str, str] = {
 
 class Experiment(Protocol):
     TITLE: str
+    Found: type[Any]  # a dataclass of what was found
 
     def measure(self, bench: Workbench) -> Any:
-        """A dataclass of what was found. Raises an `EngineError` where the model does not suit the experiment."""
+        """A `Found`. Raises an `EngineError` where the model does not suit the experiment."""
 
     def show(self, found: Any) -> Shown: ...
 

@@ -64,6 +64,23 @@ def run_all(
     _run(list(QUESTIONS), model, out, is_quick=quick, threads=threads)
 
 
+@app.command()
+def draw(out: Out = Path("lab")) -> None:
+    """Draw and write down again what a folder's experiments have measured, without running them.
+
+    Example: goodgate lab draw --out docs/labs
+    """
+    with _errors():
+        from native_engine.lab import files
+
+        every = list(files.left_in(out))
+        if not every:
+            raise ValueError(f"{out} holds no experiment; run one with --out {out} first.")
+        for ran in every:
+            files.write(out, ran)
+        files.write_index(out)
+
+
 def _command(name: str, question: str) -> Callable[..., None]:
     def run(
         model: Model = DEFAULT_MODEL, out: Out = Path("lab"), quick: Quick = False, threads: Threads = None
@@ -88,14 +105,12 @@ def _run(names: Sequence[str], model: str, out: Path, *, is_quick: bool, threads
             from native_engine.lab import files
 
             started = time.monotonic()
-            experiment = load(name)
             command = _command_line(name, model, is_quick=is_quick, threads=threads)
-            found = experiment.measure(bench)
-            shown = experiment.show(found)
-            files.write(out, files.Ran(name, experiment.TITLE, shown, _facts(model, command, bench), found))
-            (out / files.INDEX).write_text(files.index(out), "utf-8")
+            ran = files.Ran(name, _facts(model, command, bench), load(name).measure(bench))
+            files.write(out, ran)
+            files.write_index(out)
             console.print(f"{out / name}.svg, .md and .json are written, after {time.monotonic() - started:.0f} s")
-            typer.echo(f"{experiment.TITLE}\n\n{shown.says}\n")
+            typer.echo(f"{ran.title}\n\n{ran.shown.says}\n")
 
 
 def _bench(model: str, *, is_quick: bool, threads: int | None, say: Callable[[str], None]) -> Workbench:

@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from native_engine.lab.picture import Chart, Shown, Table, axis_of, chart, line, linear_axis, log_axis, table, times
+from native_engine.lab.picture import (
+    Axis,
+    Chart,
+    Shown,
+    Table,
+    axis_of,
+    chart,
+    line,
+    linear_axis,
+    log_axis,
+    table,
+    times,
+)
 from native_engine.lab.workbench import Spread, Workbench, drive, greedy, short
 
 TITLE = "Prefix caching: the same beginning is computed once, if it is the same"
@@ -135,7 +147,7 @@ def _in_order(found: Found) -> Chart:
     return chart(
         f"Requests in turn, {found.lengths[-1].num_tokens:,} tokens of system prompt",
         "The first request is slow in every layout; the later ones collapse unless a timestamp stands in front.",
-        axis_of("request", range(1, NUM_REQUESTS + 1)),
+        Axis("request", 0.6, NUM_REQUESTS + 0.4, tuple((n, str(n)) for n in range(1, NUM_REQUESTS + 1))),
         linear_axis("TTFT, ms", highest),
         [
             line(LAYOUTS[layout], place, list(enumerate(found.in_order_ms[layout], 1)), unit="ms")

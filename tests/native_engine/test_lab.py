@@ -25,6 +25,7 @@ from native_engine.loading import make_model
 from native_engine.weights import open_checkpoint
 from tests.native_engine.tiny_llama import tiny_config, write_tiny_llama
 
+LABS = Path(__file__).resolve().parents[2] / "docs" / "labs"
 SVG = "{http://www.w3.org/2000/svg}"
 FACTS = {"machine": "a <small> one", "model": "tiny", "version": "1", "command": "goodgate lab all", "date": "today"}
 
@@ -156,7 +157,7 @@ def test_a_spread_tells_its_ends_only_where_they_differ() -> None:
 def test_an_experiment_leaves_a_picture_a_page_and_its_figures(name: str, found: Any, tmp_path: Path) -> None:
     experiment = load(name)
     shown = experiment.show(found(name))
-    files.write(tmp_path, files.Ran(name, experiment.TITLE, shown, FACTS, found(name)))
+    files.write(tmp_path, files.Ran(name, FACTS, found(name)))
     root = ET.fromstring((tmp_path / f"{name}.svg").read_text())
     words = [each.text or "" for each in root.iter(f"{SVG}text")]
     assert any("a <small> one" in each for each in words), "a figure names the machine"
@@ -165,23 +166,29 @@ def test_an_experiment_leaves_a_picture_a_page_and_its_figures(name: str, found:
     assert all(len(each.title) <= 50 for each in shown.charts), "a longer one runs into the next chart"
     assert len(root.findall(f".//{SVG}g/{SVG}svg")) >= len(shown.charts)
     assert len({place for place, _ in picture.legend(shown.charts)}) == len(picture.legend(shown.charts))
-    left = json.loads((tmp_path / f"{name}.json").read_text())
-    assert left["says"] == shown.says
-    assert left["found"]
+    assert files.read(tmp_path, name) == files.Ran(name, FACTS, found(name)), "what is written can be drawn again"
     page = (tmp_path / f"{name}.md").read_text()
     assert page.startswith(f"# {experiment.TITLE}\n\n![")
     assert all(f"## {title}" in page for title, _ in shown.tables)
-    assert f"![{experiment.TITLE}]({name}.svg)" in files.index(tmp_path)
+    assert f"![{experiment.TITLE}]({name}.svg)" in files.index(list(files.left_in(tmp_path)))
 
 
 def test_everything_that_is_drawn_lies_on_its_sheet(found: Any) -> None:
     for name in QUESTIONS:
-        shown = load(name).show(found(name))
-        root = ET.fromstring(files.figure(files.Ran(name, load(name).TITLE, shown, FACTS, found(name))))
+        root = ET.fromstring(files.figure(files.Ran(name, FACTS, found(name))))
         width, height = (float(root.attrib[side]) for side in ("width", "height"))
         for text in root.findall(f"{SVG}text"):
             assert 0 < float(text.attrib["y"]) < height - 4
             assert float(text.attrib["x"]) + 5.5 * len(text.text or "") < width
+
+
+def test_the_kept_figures_are_drawn_as_experiments_draw_now() -> None:
+    kept = list(files.left_in(LABS))
+    assert [ran.name for ran in kept] == list(QUESTIONS)
+    for ran in kept:
+        assert (LABS / f"{ran.name}.svg").read_text() == files.figure(ran), "run: goodgate lab draw --out docs/labs"
+        assert (LABS / f"{ran.name}.md").read_text() == files.page(ran)
+    assert (LABS / "README.md").read_text() == files.index(kept)
 
 
 # ---- the command
@@ -203,6 +210,9 @@ def test_the_command_runs_an_experiment_and_says_what_to_see(folder: Path, tmp_p
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "prefix.svg", "prefix.md", "prefix.json", "README.md",
     }  # fmt: skip
+    before = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
+    assert run("draw", "--out", str(tmp_path / "out")).exit_code == 0
+    assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == before
     facts = json.loads((tmp_path / "out" / "prefix.json").read_text())["facts"]
     assert facts["command"] == f"goodgate lab prefix --model {folder} --threads 1 --quick"
     assert str(Path.home()) not in facts["machine"]
@@ -225,6 +235,14 @@ def test_what_cannot_be_read_or_written_is_said_in_a_sentence(folder: Path, tmp_
         assert result.exit_code == 1
         assert result.stderr.startswith("goodgate lab: ")
         assert result.stderr.count("\n") == 1, result.stderr
+
+
+def test_a_folder_without_what_was_measured_is_not_drawn(tmp_path: Path) -> None:
+    assert "holds no experiment; run one" in run("draw", "--out", str(tmp_path)).stderr
+    (tmp_path / "prefix.json").write_text('{"facts": {}, "found": {"lengths": 3}}')
+    result = run("draw", "--out", str(tmp_path))
+    assert result.exit_code == 1
+    assert "prefix.json is not what prefix leaves" in result.stderr
 
 
 def test_a_model_that_is_not_in_the_store_is_named_with_how_to_get_it(
