@@ -13,7 +13,7 @@ from itertools import pairwise
 from native_engine.lab.picture import Chart, Rule, Shown, Table, axis_of, chart, line, linear_axis, table
 from native_engine.lab.workbench import Course, Spread, Workbench, drive, greedy, short
 
-TITLE = "Batch depth: the most tokens a second are not the most tokens in time"
+TITLE = "Batch depth: most tokens are not most tokens in time"
 LIMIT = 2.0  # times what a token takes alone
 PROMPT_TOKENS = 48
 

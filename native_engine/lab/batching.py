@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from native_engine.lab.picture import Chart, Shown, Table, chart, line, linear_axis, table, times
 from native_engine.lab.workbench import Course, Spread, Workbench, drive, greedy, short
 
-TITLE = "Continuous batching: a seat that falls free is taken in the next step"
+TITLE = "Continuous batching: a free seat is taken in the next step"
 STATIC, CONTINUOUS = "static: a batch ends with its longest answer", "continuous"
 PROMPT_TOKENS = 16
 

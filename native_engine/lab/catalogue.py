@@ -23,6 +23,7 @@ QUESTIONS: Mapping[str, str] = {
     "preemption": "What does a request pay to come back after it gave memory away: computed again, or swapped?",
     "prefix": "What does a shared system prompt save before the first token, and what does a timestamp before it undo?",
     "batch-depth": "How do speed and a token's time grow with the depth of a batch, and where does goodput peak?",
+    "speculation": "What do guesses from the text itself bring, by their number and by the number of requests at once?",
 }
 
 

@@ -149,6 +149,7 @@ def _facts(model: str, command: str, bench: Workbench) -> dict[str, str]:
         "model": f"{model if is_store_name(model) else Path(model).name}, {bench.config.dtype}",
         "version": f"goodgate {version('goodgate')}, torch {version('torch')}",
         "command": command,
+        "load before": f"{host['load_1m']:g}",
         "date": datetime.now(UTC).date().isoformat(),
     }
 

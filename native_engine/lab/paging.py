@@ -28,7 +28,7 @@ from native_engine.lab.picture import (
 from native_engine.lab.workbench import Course, Spread, Workbench, drive, greedy, short
 from native_engine.paging import Reservation, Reserved, paging_figures
 
-TITLE = "Paging: memory for the tokens that are there, not for those that might come"
+TITLE = "Paging: memory for the tokens that are there"
 CONTIGUOUS, PAGED, SHARED = "one stretch of the whole context each", "blocks (paged)", "blocks, equal beginnings once"
 MB = 1e6
 MOST_TOKENS = 100  # of an answer; nobody may end while blocks are counted

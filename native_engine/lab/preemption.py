@@ -16,13 +16,14 @@ from typing import Any
 
 from native_engine.engine import Choice, Engine
 from native_engine.errors import require
-from native_engine.lab.picture import Chart, Rule, Shown, Table, axis_of, chart, line, log_axis, table, times
+from native_engine.lab.picture import Chart, Shown, Table, axis_of, chart, line, log_axis, table, times
 from native_engine.lab.workbench import Course, Spread, Workbench, drive, greedy, short
 from native_engine.sampling_params import SamplingParams
 from native_engine.step import Moves
 
 TITLE = "Preemption: to compute again, or to copy out and in"
 RECOMPUTE, SWAP = "computed again", "swapped: copied out and in, then one step"
+USUAL = "a step when nothing happens"
 VICTIM = "victim"
 NUM_DECODES = 4  # of the victim before the others come
 # Of those who take the blocks: before it in the line, and as many tokens as need them a second block each.
@@ -184,8 +185,11 @@ def _pause(found: Found) -> Chart:
         "Computing again grows with the tokens that were given back; swapping stays near the time of one step.",
         axis_of("tokens that were given back", [each.num_tokens for each in found.losses]),
         log_axis("ms", min(values) / 1.3, max(values) * 1.3),
-        [line(RECOMPUTE, 1, again, unit="ms"), line(SWAP, 0, swap, unit="ms")],
-        rules=[Rule("y", found.decode_ms, "a step when nothing happens")],
+        [
+            line(RECOMPUTE, 1, again, unit="ms"),
+            line(SWAP, 0, swap, unit="ms"),
+            line(USUAL, 7, [(points[0], found.decode_ms) for points in (again[0], again[-1])], has_marks=False),
+        ],
     )
 
 

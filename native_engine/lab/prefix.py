@@ -23,7 +23,7 @@ from native_engine.lab.picture import (
 )
 from native_engine.lab.workbench import Spread, Workbench, drive, greedy, short
 
-TITLE = "Prefix caching: the same beginning is computed once, if it is the same"
+TITLE = "Prefix caching: equal beginnings are computed once"
 NUM_REQUESTS = 5
 QUESTION_TOKENS, STAMP_TOKENS = 24, 12
 LAYOUTS = {

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from adapters.errors import GoodgateError
 from native_engine.blocks import BlockPool
 from native_engine.config import EngineConfig
-from native_engine.lab import batch_depth, batching, cli, files, kv_cache, paging, picture, prefix
+from native_engine.lab import batch_depth, batching, cli, files, kv_cache, paging, picture, prefix, speculation
 from native_engine.lab.catalogue import QUESTIONS, load
 from native_engine.lab.workbench import Spread, Workbench, short
 from native_engine.loading import make_model
@@ -133,6 +133,15 @@ def test_goodput_is_never_above_the_speed(found: Any) -> None:
         assert 0 <= each.good_share <= 1
 
 
+def test_drafts_change_no_token_and_are_right_where_the_text_repeats_itself(found: Any) -> None:
+    result: speculation.Found = found("speculation")
+    assert result.tokens_are_equal
+    for each in result.drafts:
+        assert 0 <= each.accepted_share <= 1
+        assert (each.accepted_share == 0) == (each.num_draft_tokens == 0 or each.tokens_per_step <= 1)
+    assert all(each.tokens_per_step == 1 for each in result.drafts if each.num_draft_tokens == 0)
+
+
 def depth(seats: int, speed: float, good: float, tpot_ms: float) -> batch_depth.AtDepth:
     one = Spread.of
     return batch_depth.AtDepth(
@@ -164,6 +173,7 @@ def test_an_experiment_leaves_a_picture_a_page_and_its_figures(name: str, found:
     assert any("goodgate lab all" in each for each in words)
     assert {each.title for each in shown.charts} <= set(words)
     assert all(len(each.title) <= 50 for each in shown.charts), "a longer one runs into the next chart"
+    assert len(experiment.TITLE) <= 66, "a longer one runs off the sheet"
     assert len(root.findall(f".//{SVG}g/{SVG}svg")) >= len(shown.charts)
     assert len({place for place, _ in picture.legend(shown.charts)}) == len(picture.legend(shown.charts))
     assert files.read(tmp_path, name) == files.Ran(name, FACTS, found(name)), "what is written can be drawn again"
