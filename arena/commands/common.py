@@ -114,6 +114,7 @@ def open_store(folder: Path, *, settle: bool = False) -> Iterator[Store]:
 
     from arena.load.spool import UNREADABLE, SpoolError
     from arena.records.schema import StoreError
+    from arena.records.sense import refuse_nonsense
     from arena.records.store import Store
 
     path = folder / "arena.duckdb"
@@ -128,6 +129,7 @@ def open_store(folder: Path, *, settle: bool = False) -> Iterator[Store]:
         with Store(path, read_only=True) as store:
             if not store.query("SELECT run_id FROM runs"):
                 raise Failure(f"{path} holds no run: the race ended before it began.")
+            refuse_nonsense(store, path)
             yield store
     except (StoreError, SpoolError) as error:
         raise Failure(str(error)) from error

@@ -75,7 +75,7 @@ class SearchSettings:
         return min(max(self.unclipped_rung_below(rate_rps), self.min_rung), self.max_rung)
 
     def nearest_rung(self, rate_rps: float) -> int:
-        return round(math.log(rate_rps / self.start_rps) / math.log(self.step))
+        return round(math.log(max(rate_rps, 1e-9) / self.start_rps) / math.log(self.step))
 
     def unclipped_rung_below(self, rate_rps: float) -> int:
         return math.floor(math.log(max(rate_rps, 1e-9) / self.start_rps) / math.log(self.step) + 1e-9)

@@ -20,6 +20,7 @@ from arena.load import spool as spools
 from arena.load.spool import SpoolError
 from arena.race.cell_runner import judge_cell
 from arena.records.schema import is_outdated
+from arena.records.sense import refuse_nonsense
 from arena.records.store import Store
 from arena.records.verdicts import search_rows, stored_verdicts, verdict_rows
 
@@ -33,6 +34,7 @@ def settle(folder: Path) -> list[str]:
         said.append(f"{path} was brought up to the present schema.")
     else:
         with Store(path, read_only=True) as store:
+            refuse_nonsense(store, path)
             if _is_settled(store, folder):
                 return []
     with Store(path) as store:

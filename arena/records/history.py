@@ -26,6 +26,7 @@ from arena.judging.trends import Mark
 from arena.load.spool import UNREADABLE
 from arena.race.config import fingerprint
 from arena.records.schema import StoreError, connect
+from arena.records.sense import refuse_nonsense
 from arena.records.store import Store
 
 DATABASE = "arena.duckdb"
@@ -141,6 +142,7 @@ def _read(folder: Path) -> tuple[list[Mark], str | None]:
         with Store(folder / DATABASE, read_only=True) as store:
             if not store.query("SELECT 1 FROM runs"):
                 return [], "the race ended before it began"
+            refuse_nonsense(store, folder / DATABASE)
             result = judge_race(store)
     except StoreError as error:
         return [], str(error)

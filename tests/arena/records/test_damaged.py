@@ -17,6 +17,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from arena.commands.cli import app
+from arena.judging.ladder import SearchSettings
 from arena.load import spool as spools
 from arena.records.manifest import changed_files
 from arena.records.store import Store
@@ -226,3 +227,32 @@ def test_what_cannot_be_read_by_its_owner_is_told(race: Path) -> None:
         os.mkdir(race / name)
     is_told(arena("check", str(race)), "report.html: the file is gone.")
     is_told(arena("report", str(race)), "Is a directory")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM plans",
+        "UPDATE runs SET run_id = 'other'",
+        "UPDATE runs SET started_utc = 'yesterday'",
+        "UPDATE runs SET host_json = 'null'",
+        "UPDATE engines SET flags_json = 'x'",
+        "UPDATE plans SET warmup_ns = -5",
+        "UPDATE cells SET rate_rps = 'nan'::DOUBLE",
+        "UPDATE cells SET rate_rps = -1",
+        "UPDATE cells SET engine_id = 'nobody'",
+        "UPDATE cells SET cell_id = '../../../etc/passwd' WHERE slot = 1",
+    ],
+)
+def test_rows_that_no_race_writes_are_told_and_not_traced(race: Path, statement: str) -> None:
+    with duckdb.connect(str(race / "arena.duckdb")) as connection:
+        connection.execute(statement)
+    before = (race / "arena.duckdb").read_bytes()
+    for command in ("report", "check", "export"):
+        is_told(arena(command, str(race)), "which no race writes")
+    assert (race / "arena.duckdb").read_bytes() == before
+
+
+def test_a_closed_loop_that_nobody_answered_has_a_rung() -> None:
+    """Its rate is 0, and the logarithm of that ended the race."""
+    assert SearchSettings(start_rps=1.0, step=2.0).nearest_rung(0.0) < -20
