@@ -263,7 +263,7 @@ class FakeSubject(Subject):
 
 
 class NativeSubject(Subject):
-    refused = ("logit_bias", {"5": 1.0})
+    refused = ("suffix", "end")
     may_begin_empty = True  # a random model may begin with half a character
 
     def __init__(self, engine: str, model: Path, home: Path) -> None:
